@@ -1,0 +1,166 @@
+"""The input-dependent recurrence of Mamba-2 (state space duality).
+
+    h_k = exp(dt_k A) h_{k-1} + dt_k x_k B_k^T,    y_k = h_k C_k,    k = 1 .. seq
+
+per head, after Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms
+Through Structured State Space Duality" (2024). Symbols:
+
+    x        [batch, seq, heads, head_dim]           X
+    dt       [batch, seq, heads]      > 0            Delta, after softplus
+    a        [heads]                  < 0            A, a scalar times the identity
+    b, c     [batch, seq, groups, state]             B, C; a group serves heads / groups heads
+    state    [batch, heads, head_dim, state]         h
+
+The skip D x, the gate, the convolution and the norm belong to the caller.
+
+Three evaluations of the same thing: `ssd_scan` is the definition, `ssd_chunked` is for training,
+`ssd_step` is for generation. The state is accumulated in float32 or wider whatever the dtype of
+`x`; `y` comes back in the dtype of `x`, the state in that of the accumulation.
+
+Difference from the paper's listing: the sum of log decays between two positions is the difference
+of two running sums kept in two parts (see `_running_sums`), where the paper sums every segment
+separately to avoid cancellation.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+CHUNK = 64
+
+
+def _accumulator(*arrays: Array) -> jnp.dtype:
+    return jnp.result_type(jnp.float32, *arrays)
+
+
+def ssd_step(
+    x: Float[Array, "batch heads head_dim"],
+    dt: Float[Array, "batch heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch groups state"],
+    c: Float[Array, "batch groups state"],
+    state: Float[Array, "batch heads head_dim state"],
+) -> tuple[Float[Array, "batch heads head_dim"], Float[Array, "batch heads head_dim state"]]:
+    """The output at one more position, and the state after it."""
+    dtype = _accumulator(x, dt, a, b, c, state)
+    per_group = x.shape[1] // b.shape[1]
+    dt = dt.astype(dtype)
+    decay = jnp.exp(dt * a.astype(dtype)[None])
+    b = jnp.repeat(b.astype(dtype), per_group, axis=1)
+    c = jnp.repeat(c.astype(dtype), per_group, axis=1)
+    update = (dt[:, :, None] * x.astype(dtype))[:, :, :, None] * b[:, :, None, :]
+    state = decay[:, :, None, None] * state.astype(dtype) + update
+    y = jnp.einsum("bhpn,bhn->bhp", state, c)
+    return y.astype(x.dtype), state
+
+
+def ssd_scan(
+    x: Float[Array, "batch seq heads head_dim"],
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch seq groups state"],
+    c: Float[Array, "batch seq groups state"],
+    initial: Float[Array, "batch heads head_dim state"],
+) -> tuple[Float[Array, "batch seq heads head_dim"], Float[Array, "batch heads head_dim state"]]:
+    """All outputs and the last state, one position at a time: the reference twin."""
+    dtype = _accumulator(x, dt, a, b, c, initial)
+
+    def body(state, inputs):
+        x_k, dt_k, b_k, c_k = inputs
+        y_k, state = ssd_step(x_k, dt_k, a, b_k, c_k, state)
+        return state, y_k
+
+    inputs = tuple(jnp.swapaxes(value, 0, 1) for value in (x, dt, b, c))
+    final, y = lax.scan(body, initial.astype(dtype), inputs)
+    return jnp.swapaxes(y, 0, 1), final
+
+
+def ssd_chunked(
+    x: Float[Array, "batch seq heads head_dim"],
+    dt: Float[Array, "batch seq heads"],
+    a: Float[Array, " heads"],
+    b: Float[Array, "batch seq groups state"],
+    c: Float[Array, "batch seq groups state"],
+    initial: Float[Array, "batch heads head_dim state"],
+    *,
+    chunk: int = CHUNK,
+) -> tuple[Float[Array, "batch seq heads head_dim"], Float[Array, "batch heads head_dim state"]]:
+    """All outputs and the last state by matrix products over chunks; linear in `seq`.
+
+    Chunks follow one another in a scan whose body is recomputed in the backward pass, so that
+    the [chunk, chunk] matrices of one chunk only are alive at a time.
+    """
+    if chunk < 1:
+        raise ValueError(f"chunk must be positive, got {chunk}")
+    dtype = _accumulator(x, dt, a, b, c, initial)
+    batch, seq, heads, head_dim = x.shape
+    groups, state = b.shape[2:]
+    per_group = heads // groups
+    length = min(chunk, seq)
+    count = -(-seq // length)
+
+    def split(value):
+        # dt = 0 makes a padded position the identity: no decay, no input.
+        value = jnp.pad(value, ((0, 0), (0, count * length - seq)) + ((0, 0),) * (value.ndim - 2))
+        value = value.reshape(batch, count, length, *value.shape[2:])
+        return jnp.swapaxes(value, 0, 1)
+
+    inputs = (
+        split(x.reshape(batch, seq, groups, per_group, head_dim)),
+        split(dt.astype(dtype).reshape(batch, seq, groups, per_group)),
+        split(b),
+        split(c),
+    )
+    a = a.astype(dtype).reshape(groups, per_group)
+    initial = initial.astype(dtype).reshape(batch, groups, per_group, head_dim, state)
+
+    @jax.checkpoint
+    def body(state, inputs):
+        y, state = _chunk(*inputs, a, state)
+        return state, y
+
+    final, y = lax.scan(body, initial, inputs)
+    y = jnp.swapaxes(y, 0, 1).reshape(batch, count * length, heads, head_dim)[:, :seq]
+    return y, final.reshape(batch, heads, head_dim, state)
+
+
+def _chunk(x, dt, b, c, a, state):
+    """One chunk. Axes: batch z, group g, head in group r, positions i and j, head_dim p, state n."""
+    dtype = state.dtype
+    length = x.shape[1]
+    coarse, fine = _running_sums(dt * a[None, None])  # z i g r
+    coarse, fine = (jnp.moveaxis(value, 1, -1) for value in (coarse, fine))  # z g r i
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    between = coarse[..., :, None] - coarse[..., None, :]
+    between += fine[..., :, None] - fine[..., None, :]
+    # Masked before exp: above the diagonal the sum is positive, and an overflow that is masked
+    # afterwards still turns the gradient into nan.
+    decay = jnp.exp(jnp.where(causal[None, None, None], between, -jnp.inf))
+    from_start = jnp.exp(coarse + fine)
+    to_end = jnp.exp((coarse[..., -1:] - coarse) + (fine[..., -1:] - fine))
+
+    scores = jnp.einsum("zign,zjgn->zgij", c, b, preferred_element_type=dtype)
+    stepped = (dt[..., None] * x.astype(dtype)).astype(x.dtype)
+    mixing = (scores[:, :, None] * decay).astype(x.dtype)
+    y = jnp.einsum("zgrij,zjgrp->zigrp", mixing, stepped, preferred_element_type=dtype)
+    carried = jnp.einsum("zign,zgrpn->zigrp", c.astype(dtype), state)
+    y += jnp.moveaxis(from_start, -1, 1)[..., None] * carried
+
+    weighted = jnp.moveaxis(to_end, -1, 1)[..., None] * stepped
+    update = jnp.einsum("zjgrp,zjgn->zgrpn", weighted, b.astype(dtype))
+    state = from_start[..., -1][..., None, None] * state + update
+    return y.astype(x.dtype), state
+
+
+def _running_sums(log_decay):
+    """Running sums over axis 1, as a coarse and a fine part whose differences do not cancel.
+
+    After strong decay a plain running sum is large, and the difference of two such sums has lost
+    the digits of the weak decay between them. The coarse parts are multiples of 1/256 small enough
+    to be summed and subtracted exactly; the fine parts are below 1/512 each. Decay stronger than
+    exp(-100) is no different from exp(-100) in float32: both leave nothing.
+    """
+    log_decay = jnp.maximum(log_decay, -100.0)
+    coarse = lax.stop_gradient(jnp.round(log_decay * 256.0) / 256.0)
+    return jnp.cumsum(coarse, axis=1), jnp.cumsum(log_decay - coarse, axis=1)
