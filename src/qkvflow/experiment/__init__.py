@@ -1,0 +1,1 @@
+"""Experiments: a plan of models and seeds, the runs it makes, and statistics on their records."""
