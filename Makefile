@@ -1,0 +1,59 @@
+# `make help` lists the targets. Needs Python 3.11 or newer and make; everything else is installed
+# into .venv, once, and again only when pyproject.toml or constraints.txt changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WORKERS ?= auto
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format compare peers benchmark clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(VENV)/.dev ## create .venv with everything a developer needs
+
+test: lint ## lint, type-check and run all tests
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
+
+lint: $(VENV)/.dev ## ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(VENV)/.dev ## format, and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+compare: $(VENV)/.run ## compare the models
+	$(BIN)/qkvflow models
+
+peers: $(VENV)/.peers ## install PyTorch and transformers, for the comparisons with them
+
+benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
+	$(BIN)/python -m benchmarks
+
+clean: ## remove .venv and everything else that can be made again
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "qkvflow needs Python 3.11 or newer; choose one with 'make PYTHON=python3.12 ...'"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# What `make compare` needs.
+$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --constraint constraints.txt --editable '.[adaptive,figures]'
+	@touch $@
+
+# What `make test` needs; it includes the former.
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@touch $(VENV)/.run $@
+
+$(VENV)/.peers: | $(VENV)/.dev
+	$(PIP) --constraint constraints.txt torch==2.13.0 transformers
+	@touch $@
