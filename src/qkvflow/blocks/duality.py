@@ -126,7 +126,7 @@ def ssd_chunked(
 
 
 def _chunk(x, dt, b, c, a, state):
-    """One chunk. Axes: batch z, group g, head in group r, positions i and j, head_dim p, state n."""
+    """One chunk. Axes: batch z, group g, head of group r, positions i j, head_dim p, state n."""
     dtype = state.dtype
     length = x.shape[1]
     coarse, fine = _running_sums(dt * a[None, None])  # z i g r
@@ -164,3 +164,18 @@ def _running_sums(log_decay):
     log_decay = jnp.maximum(log_decay, -100.0)
     coarse = lax.stop_gradient(jnp.round(log_decay * 256.0) / 256.0)
     return jnp.cumsum(coarse, axis=1), jnp.cumsum(log_decay - coarse, axis=1)
+
+
+def chunked_flops_per_token(
+    heads: int, head_dim: int, state: int, groups: int, seq: int, *, chunk: int = CHUNK
+) -> float:
+    """Floating point operations per token of `ssd_chunked` forward (a multiply-add is two).
+
+    The matrix products only: scores C B^T per group, their product with x, and the two products
+    with the state per head. Whole chunks are counted, as they are computed.
+    """
+    length = min(chunk, seq)
+    padded = -(-seq // length) * length
+    within = 2.0 * length * (groups * state + heads * head_dim)
+    between = 4.0 * heads * head_dim * state
+    return (within + between) * padded / seq
