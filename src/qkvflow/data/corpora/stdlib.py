@@ -1,0 +1,72 @@
+"""`stdlib`: the source of the Python standard library, on every machine without a download.
+
+Files are whole and in sorted order. Left out: tests, installed packages, bundled wheels, and the
+generated files that describe the machine Python was built on.
+"""
+
+import platform
+import sysconfig
+from pathlib import Path
+from typing import ClassVar
+
+from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
+from qkvflow.data.corpora.division import DEFAULT_SHARES, divide_files
+from qkvflow.data.corpus import Corpus
+from qkvflow.data.split import FileSplit, Piece
+from qkvflow.errors import UserError
+
+_LEFT_OUT = frozenset(
+    ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled")
+)
+_GENERATED = ("_sysconfigdata", "_sysconfig_vars")
+_LEAST_BYTES = 1_000_000
+
+
+class Stdlib(CorpusKind):
+    """The installed standard library, divided by file."""
+
+    usage: ClassVar[str] = "stdlib"
+
+    def accepts(self, spec: Spec) -> bool:
+        return spec.kind == "stdlib" and not spec.body
+
+    def load(self, spec: Spec, *, data_dir: Path | None, seed: int) -> Corpus:
+        refuse_data_dir(spec, data_dir)
+        spec.allow(("split",))
+        root = Path(sysconfig.get_path("stdlib"))
+        names = source_files(root)
+        sizes = [(root / name).stat().st_size for name in names]
+        if sum(sizes) < _LEAST_BYTES:
+            raise UserError(
+                f"this Python has almost no library source in {root}; give a text, file:PATH"
+            )
+        parts = divide_files(names, sizes, spec.fractions(DEFAULT_SHARES))
+        splits = [
+            FileSplit(
+                [
+                    Piece(root / name, name, 0, size)
+                    for name, size, part in zip(names, sizes, parts, strict=True)
+                    if part == wanted
+                ]
+            )
+            for wanted in range(3)
+        ]
+        provenance = {
+            "implementation": platform.python_implementation(),
+            "python": platform.python_version(),
+        }
+        return Corpus(spec.text, *splits, provenance=provenance)
+
+
+def source_files(root: Path) -> list[str]:
+    """Names of the source files below `root`, relative and sorted, without empty ones."""
+    names = []
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        folders = relative.parts[:-1]
+        if _LEFT_OUT.intersection(folders) or any(f.startswith("config-") for f in folders):
+            continue
+        if path.name.startswith(_GENERATED) or not path.is_file() or not path.stat().st_size:
+            continue
+        names.append(relative.as_posix())
+    return sorted(names)

@@ -1,0 +1,37 @@
+"""A corpus: three splits that share no document, and where they came from."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkvflow.data.split import Split
+from qkvflow.data.tokenizers.base import Tokenizer
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text ready to be encoded.
+
+    - `spec`: the specification it was loaded from.
+    - `train`, `validation`, `test`: the splits; `test` may be empty where the user asked for two.
+    - `floor`: entropy rate in nats per token where it is known (sources), else None.
+    - `provenance`: what else is needed to get the same text again.
+    - `tokenizer`: the alphabet a source brings with it, else None.
+    - `sha256`: of the three splits.
+    """
+
+    spec: str
+    train: Split
+    validation: Split
+    test: Split
+    floor: float | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    tokenizer: Tokenizer | None = None
+    sha256: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        joined = "".join(getattr(self, name).sha256 for name in SPLITS)
+        object.__setattr__(self, "sha256", hashlib.sha256(joined.encode()).hexdigest())

@@ -1,0 +1,50 @@
+"""Bytes are tokens: 256 ids, any file, nothing to train."""
+
+import codecs
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from qkvflow.data.tokenizers.base import TextStream, Tokenizer
+
+
+class ByteTokenizer(Tokenizer):
+    """Token i is byte i."""
+
+    def __init__(self) -> None:
+        self.name = "byte"
+        self.vocab_size = 256
+        self.identity = hashlib.sha256(b"byte").hexdigest()
+        self.separator = None
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
+        return np.frombuffer(data, dtype=np.uint8)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return bytes(int(i) for i in ids).decode("utf-8", "replace")
+
+    def stream(self) -> TextStream:
+        return _ByteStream()
+
+    def cut(self, data: bytes) -> int:
+        return len(data)
+
+    def save(self, directory: Path) -> Path:
+        path = Path(directory) / "tokenizer.json"
+        path.write_text(json.dumps({"qkvflow": "byte"}) + "\n")
+        return path
+
+
+class _ByteStream(TextStream):
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(bytes([int(token)]))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", True)

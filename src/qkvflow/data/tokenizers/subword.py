@@ -1,0 +1,147 @@
+"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and any `tokenizer.json`."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+import tokenizers as hf
+
+from qkvflow.data.cache import building, is_complete
+from qkvflow.data.split import Split
+from qkvflow.data.tokenizers.base import TextStream, Tokenizer
+from qkvflow.data.tokenizers.char import not_utf8
+from qkvflow.errors import UserError
+from qkvflow.paths import cache_dir
+
+END_OF_TEXT = "<|endoftext|>"
+_SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+# BPE merges settle long before this much text; more would only cost memory.
+_TRAINING_BYTES = 1 << 28
+_FORMAT = 1
+
+
+class SubwordTokenizer(Tokenizer):
+    """A `tokenizers.Tokenizer`. With `lines`, cutting text between lines keeps its encoding."""
+
+    def __init__(self, backend: hf.Tokenizer, *, name: str, lines: bool = False) -> None:
+        backend.no_truncation()
+        backend.no_padding()
+        self.name = name
+        self.backend = backend
+        # Ids may have gaps in a foreign vocabulary: the table must reach the largest.
+        self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.identity = hashlib.sha256(backend.to_str().encode()).hexdigest()
+        found = (backend.token_to_id(token) for token in _SEPARATORS)
+        self.separator = next((i for i in found if i is not None), None)
+        self._lines = lines
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: list[str | bytes]) -> list[np.ndarray]:
+        """Several texts at once, on all cores: the library's threads run outside the
+        interpreter lock, so no processes are needed."""
+        decoded = [t.decode("utf-8") if isinstance(t, bytes) else t for t in texts]
+        encodings = self.backend.encode_batch_fast(decoded, add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def stream(self) -> TextStream:
+        return _SubwordStream(self)
+
+    def cut(self, data: bytes) -> int:
+        return _between_lines(data) if self._lines else 0
+
+    def save(self, directory: Path) -> Path:
+        path = Path(directory) / "tokenizer.json"
+        self.backend.save(str(path))
+        return path
+
+
+class _SubwordStream(TextStream):
+    """Decodes a short tail of tokens again with each new one: a token's text may depend on the
+    one before it, and a character may be spread over several tokens."""
+
+    def __init__(self, tokenizer: SubwordTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token: int) -> str:
+        self._held.append(int(token))
+        text = self._pending()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._shown, self._held = self._held, []
+        return text
+
+    def finish(self) -> str:
+        text = self._pending()
+        self._shown, self._held = [], []
+        return text
+
+    def _pending(self) -> str:
+        before = self._tokenizer.decode(self._shown)
+        return self._tokenizer.decode(self._shown + self._held)[len(before) :]
+
+
+def train_bpe(split: Split, vocab_size: int) -> SubwordTokenizer:
+    """Byte-level BPE (the GPT-2 recipe) on a train split, kept by the hash of that split."""
+    name = f"bpe:{vocab_size}"
+    if vocab_size < 257:
+        raise UserError(f"{name} is too small: 256 bytes and the end of text need bpe:257 or more")
+    key = hashlib.sha256(f"{_FORMAT}:{hf.__version__}:{split.sha256}:{vocab_size}".encode())
+    directory = cache_dir("tokenizers") / key.hexdigest()[:32]
+    if not is_complete(directory):
+        backend = hf.Tokenizer(hf.models.BPE())
+        backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = hf.decoders.ByteLevel()
+        trainer = hf.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=sorted(hf.pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        backend.train_from_iterator(_training_text(split, name), trainer)
+        with building(directory) as temporary:
+            backend.save(str(temporary / "tokenizer.json"))
+    return SubwordTokenizer(_load(directory / "tokenizer.json"), name=name, lines=True)
+
+
+def read_subword(path: Path) -> SubwordTokenizer:
+    """Any `tokenizer.json` the library can read."""
+    return SubwordTokenizer(_load(path), name=str(path))
+
+
+def _load(path: Path) -> hf.Tokenizer:
+    try:
+        return hf.Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises plain Exception for every fault.
+        first = str(error).splitlines()[0] if str(error) else "unreadable"
+        raise UserError(f"{path} is not a tokenizer.json: {first}; export it again") from None
+
+
+def _training_text(split: Split, name: str) -> Iterator[str]:
+    stride = -(-split.bytes // _TRAINING_BYTES) or 1
+    for index, chunk in enumerate(split.chunks(_between_lines)):
+        if index % stride == 0:
+            with not_utf8(chunk.document, chunk.offset, name):
+                yield chunk.data.decode("utf-8")
+
+
+def _between_lines(data: bytes) -> int:
+    """The last line break with something that is no white space on both sides.
+
+    GPT-2's pattern treats a run of white space by what follows it, so only a lone line break
+    is sure to be a token of its own on either side of a cut.
+    """
+    position = len(data)
+    while (position := data.rfind(b"\n", 1, position)) > 0:
+        before, after = data[position - 1 : position], data[position + 1 : position + 2]
+        if before.isascii() and after.isascii() and after and not (before + after).isspace():
+            if not before.isspace() and not after.isspace():
+                return position + 1
+    return 0
