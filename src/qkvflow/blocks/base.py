@@ -1,0 +1,171 @@
+"""What a block is: branches, each a norm and a mixer, that turn a state into increments.
+
+A block knows nothing of depth. Its arrays are simply the weights in effect; a field decides
+where they come from and a scheme decides what is done with the increments.
+
+The residual stream is kept as rows, `rows d_model`, with all sequences of a batch one after
+another: a matrix product on rows is as fast as the machine goes, and only the attention core
+and the state space scan unfold them into sequences (see `Rows`).
+"""
+
+import abc
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+Role = Literal["matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
+"""What an array does in its layer, which is what a field needs to know of it:
+
+matrix  maps input channels to output channels (`in out`)
+kernel  a short convolution (`width channels`)
+bias    added; 0 does nothing
+scale   multiplied; 1 does nothing (norm scales)
+gain    multiplied, with no neutral value of its own (skip connections)
+log     a positive quantity stored as its logarithm, so that it stays positive under any field
+offset  added, with no neutral value of its own
+"""
+
+
+class AbstractWeights(eqx.Module):
+    """Arrays that are used together: the unit a field generates, gates or shares."""
+
+    roles: eqx.AbstractClassVar[dict[str, Role]]
+
+
+def is_weights(x: Any) -> bool:
+    return isinstance(x, AbstractWeights)
+
+
+class Rows(eqx.Module):
+    """How rows unfold into sequences: `batch` sequences of `seq` tokens, the first at `start`."""
+
+    batch: int = eqx.field(static=True)
+    seq: int = eqx.field(static=True)
+    start: int | Int[Array, ""] = 0
+
+    def unfold(self, x: Float[Array, "rows *rest"]) -> Float[Array, "batch seq *rest"]:
+        return x.reshape(self.batch, self.seq, *x.shape[1:])
+
+    def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, "rows *rest"]:
+        return x.reshape(self.batch * self.seq, *x.shape[2:])
+
+    @property
+    def positions(self) -> Int[Array, " seq"]:
+        return self.start + jnp.arange(self.seq)
+
+
+class AbstractMixer(eqx.Module):
+    """A map from a normalised state to an increment, causal along the sequence."""
+
+    @abc.abstractmethod
+    def __call__(
+        self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "rows d_model"]:
+        """The increment for whole sequences. With a key, dropout is on."""
+
+    @abc.abstractmethod
+    def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> Any:
+        """What `extend` needs to remember of the past, for at most `length` tokens."""
+
+    @abc.abstractmethod
+    def extend(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """The increment for the next `rows.seq` tokens of sequences whose past is `state`."""
+
+    @abc.abstractmethod
+    def flops_per_token(self, context: int) -> int:
+        """Forward floating-point operations per token in sequences of length `context`.
+
+        A multiply-add counts as two. Matrix products only: norms, activations and softmax are
+        left out, as is usual. Attention counts the whole square of scores, as it is computed.
+        """
+
+
+class AbstractNorm(AbstractWeights):
+    @abc.abstractmethod
+    def __call__(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
+        """Normalise each row; computed in float32, returned in the type of `x`."""
+
+
+def dropout(x: Array, rate: float, key: PRNGKeyArray | None) -> Array:
+    """Zero each element with probability `rate` and rescale the rest; no key means off."""
+    if key is None or rate == 0.0:
+        return x
+    keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
+    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+
+
+class Branch(eqx.Module):
+    """One pre-normalised residual branch: increment = dropout(mixer(norm(x)))."""
+
+    norm: AbstractNorm
+    mixer: AbstractMixer
+    dropout: float = eqx.field(static=True, default=0.0)
+
+    def __call__(
+        self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "rows d_model"]:
+        inner, outer = (None, None) if key is None else jax.random.split(key)
+        return dropout(self.mixer(self.norm(x), rows, key=inner), self.dropout, outer)
+
+    def extend(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        return self.mixer.extend(self.norm(x), rows, state)
+
+
+class Block(eqx.Module):
+    """The branches of one layer, in the order a sequential scheme applies them."""
+
+    branches: tuple[Branch, ...]
+
+    def flops_per_token(self, context: int) -> int:
+        return sum(branch.mixer.flops_per_token(context) for branch in self.branches)
+
+
+def cast_matrices(block: Any, dtype: jnp.dtype) -> Any:
+    """The block with its matrices in `dtype`; vectors stay as they are, for precision.
+
+    Layers cast their input to the type of their matrix, so this alone decides the type the
+    products run in.
+    """
+
+    def cast(weights: AbstractWeights) -> AbstractWeights:
+        names = [
+            name
+            for name, role in weights.roles.items()
+            if role == "matrix" and getattr(weights, name) is not None
+        ]
+        arrays = [getattr(weights, name).astype(dtype) for name in names]
+        if not names:
+            return weights
+        return eqx.tree_at(lambda w: [getattr(w, name) for name in names], weights, arrays)
+
+    return jax.tree.map(cast, block, is_leaf=is_weights)
+
+
+class Linear(AbstractWeights):
+    """y = x W + b, on rows. W is stored `in out`."""
+
+    weight: Float[Array, "*depth d_in d_out"]
+    bias: Float[Array, "*depth d_out"] | None
+
+    roles: ClassVar[dict[str, Role]] = {"weight": "matrix", "bias": "bias"}
+
+    def __call__(self, x: Float[Array, "rows d_in"]) -> Float[Array, "rows d_out"]:
+        y = x.astype(self.weight.dtype) @ self.weight
+        return y if self.bias is None else y + self.bias[None].astype(y.dtype)
+
+    @property
+    def flops_per_token(self) -> int:
+        return 2 * self.weight.shape[-2] * self.weight.shape[-1]
+
+
+def init_linear(d_in: int, d_out: int, *, bias: bool, std: float, key: PRNGKeyArray) -> Linear:
+    """Normal weights of standard deviation `std`, zero bias."""
+    weight = std * jax.random.normal(key, (d_in, d_out))
+    return Linear(weight, jnp.zeros(d_out) if bias else None)

@@ -1,0 +1,156 @@
+"""The selective state space layer of Mamba-2 (Dao and Gu 2024, "Transformers are SSMs").
+
+    z, xBC, delta = x W_in;  x, B, C = silu(conv(xBC));  delta = softplus(delta + bias)
+    h_k = exp(delta_k A) h_{k-1} + delta_k x_k B_k^T,   y_k = h_k C_k + D x_k
+    y = RMSNorm(y silu(z)) W_out
+
+A is one negative number per head, B and C are shared by the heads of a group, and B, C and delta
+depend on the input: the layer chooses what to remember. Symbols as in the paper: `d_state` N,
+`head_dim` P, `conv_width` d_conv. The order of the channels of W_in, and of the gate and
+the norm, is that of the published Mamba-2, so that its weights can be carried over.
+"""
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Linear, Role, Rows, init_linear
+from qkvflow.blocks.convolution import causal_conv
+from qkvflow.blocks.duality import chunked_flops_per_token, ssd_chunked, ssd_scan, ssd_step
+from qkvflow.blocks.norm import RMSNorm
+
+
+class Convolution(AbstractWeights):
+    kernel: Float[Array, "*depth width channels"]
+    bias: Float[Array, "*depth channels"]
+
+    roles: ClassVar[dict[str, Role]] = {"kernel": "kernel", "bias": "bias"}
+
+
+class Decay(AbstractWeights):
+    log_a: Float[Array, "*depth heads"]
+    d: Float[Array, "*depth heads"]
+    delta_bias: Float[Array, "*depth heads"]
+
+    roles: ClassVar[dict[str, Role]] = {"log_a": "log", "d": "gain", "delta_bias": "offset"}
+
+
+class SelectiveState(eqx.Module):
+    """The last inputs of the convolution and the state: constant in the length."""
+
+    tail: Float[Array, "batch width-1 channels"]
+    state: Float[Array, "batch heads head_dim d_state"]
+
+
+class SelectiveSSM(AbstractMixer):
+    inward: Linear
+    conv: Convolution
+    decay: Decay
+    norm: RMSNorm
+    outward: Linear
+    head_dim: int = eqx.field(static=True)
+    d_state: int = eqx.field(static=True)
+    groups: int = eqx.field(static=True)
+
+    @property
+    def num_heads(self) -> int:
+        return self.decay.log_a.shape[-1]
+
+    def _run(
+        self, x: Array, rows: Rows, past: SelectiveState, recurrence: Any
+    ) -> tuple[Array, SelectiveState]:
+        inner, shared = self.num_heads * self.head_dim, self.groups * self.d_state
+        z, packed, delta = jnp.split(self.inward(x), [inner, 2 * inner + 2 * shared], axis=-1)
+        kernel = self.conv.kernel.astype(packed.dtype)
+        packed, tail = causal_conv(rows.unfold(packed), kernel, past.tail.astype(packed.dtype))
+        packed = jax.nn.silu(packed + self.conv.bias[None, None].astype(packed.dtype))
+        values, b, c = jnp.split(packed, [inner, inner + shared], axis=-1)
+        values = values.reshape(rows.batch, rows.seq, self.num_heads, self.head_dim)
+        b = b.reshape(rows.batch, rows.seq, self.groups, self.d_state)
+        c = c.reshape(rows.batch, rows.seq, self.groups, self.d_state)
+        delta = jax.nn.softplus(delta.astype(jnp.float32) + self.decay.delta_bias[None])
+        a = -jnp.exp(self.decay.log_a)
+        y, state = recurrence(values, rows.unfold(delta), a, b, c, past.state)
+        y = y + self.decay.d[None, None, :, None].astype(y.dtype) * values
+        y = rows.fold(y).reshape(rows.batch * rows.seq, inner)
+        y = self.outward(self.norm(y * jax.nn.silu(z).astype(y.dtype)))
+        return y, SelectiveState(tail.astype(past.tail.dtype), state)
+
+    def __call__(
+        self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "rows d_model"]:
+        past = self.init_state(rows.batch, rows.seq, jnp.float32)
+        return self._run(x, rows, past, ssd_chunked)[0]
+
+    def scanned(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows d_model"]:
+        """The plain reference twin of `__call__`: token after token."""
+        past = self.init_state(rows.batch, rows.seq, jnp.float32)
+        return self._run(x, rows, past, ssd_scan)[0]
+
+    def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> SelectiveState:
+        width, channels = self.conv.kernel.shape[-2:]
+        return SelectiveState(
+            jnp.zeros((batch, width - 1, channels), dtype),
+            jnp.zeros((batch, self.num_heads, self.head_dim, self.d_state), jnp.float32),
+        )
+
+    def extend(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: SelectiveState
+    ) -> tuple[Float[Array, "rows d_model"], SelectiveState]:
+        def one_token(x, delta, a, b, c, initial):
+            y, final = ssd_step(x[:, 0], delta[:, 0], a, b[:, 0], c[:, 0], initial)
+            return y[:, None], final
+
+        return self._run(x, rows, state, one_token if rows.seq == 1 else ssd_chunked)
+
+    def flops_per_token(self, context: int) -> int:
+        core = chunked_flops_per_token(
+            self.num_heads, self.head_dim, self.d_state, self.groups, context
+        )
+        width, channels = self.conv.kernel.shape[-2:]
+        products = self.inward.flops_per_token + self.outward.flops_per_token
+        return products + 2 * width * channels + round(core)
+
+
+def init_selective_ssm(
+    d_model: int,
+    *,
+    d_state: int,
+    expand: int,
+    head_dim: int,
+    groups: int,
+    conv_width: int,
+    std: float,
+    out_std: float,
+    norm_eps: float,
+    key: PRNGKeyArray,
+) -> SelectiveSSM:
+    """A in -[1, 16], delta in [0.001, 0.1], D = 1, as published."""
+    key_in, key_conv, key_a, key_delta, key_out = jax.random.split(key, 5)
+    inner = expand * d_model
+    heads = inner // head_dim
+    channels = inner + 2 * groups * d_state
+    span = jnp.log(jnp.array([1e-3, 1e-1]))
+    delta = jnp.exp(jax.random.uniform(key_delta, (heads,), minval=span[0], maxval=span[1]))
+    bound = conv_width**-0.5
+    return SelectiveSSM(
+        inward=init_linear(d_model, inner + channels + heads, bias=False, std=std, key=key_in),
+        conv=Convolution(
+            jax.random.uniform(key_conv, (conv_width, channels), minval=-bound, maxval=bound),
+            jnp.zeros(channels),
+        ),
+        decay=Decay(
+            log_a=jnp.log(jax.random.uniform(key_a, (heads,), minval=1.0, maxval=16.0)),
+            d=jnp.ones(heads),
+            # The inverse of softplus, so that softplus(delta_bias) = delta.
+            delta_bias=delta + jnp.log(-jnp.expm1(-delta)),
+        ),
+        norm=RMSNorm(jnp.ones(inner), norm_eps),
+        outward=init_linear(inner, d_model, bias=False, std=out_std, key=key_out),
+        head_dim=head_dim,
+        d_state=d_state,
+        groups=groups,
+    )

@@ -1,0 +1,83 @@
+"""The command line: one file per verb, each with `configure` (its options) and `run`.
+
+A verb imports what it needs when it runs, so that `--help` answers at once.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from typing import NoReturn
+
+from qkvflow import __version__
+from qkvflow.errors import UserError, unknown
+
+VERBS: dict[str, str] = {
+    "models": "list the models of the zoo with their parameters and compute",
+}
+"""Verb to its one-line help; the module is `qkvflow.cli.VERB` with - as _."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line on stderr and exit code 2; misspelt options name the nearest."""
+
+    def error(self, message: str) -> NoReturn:
+        for known in ("unrecognized arguments: ",):
+            if message.startswith(known):
+                option = message.removeprefix(known).split()[0]
+                options = [name for action in self._actions for name in action.option_strings]
+                message = str(unknown("option", option.split("=")[0], options))
+        print(f"qkvflow: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        [
+            "qkvflow: language models whose weights are functions of a continuous depth",
+            "",
+            "usage: qkvflow VERB [options]",
+            "",
+            *lines,
+            "",
+            "qkvflow VERB --help describes a verb; qkvflow --version prints the version.",
+        ]
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb. Returns the exit code: 0, or 2 for a mistake in what was asked."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if argv[0] == "--version":
+        print(f"qkvflow {__version__}")
+        return 0
+    try:
+        return _run_verb(argv[0], argv[1:])
+    except UserError as error:
+        print(f"qkvflow: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # The reader went away (as in `qkvflow models | head`): not an error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("qkvflow: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run_verb(verb: str, argv: list[str]) -> int:
+    if verb not in VERBS:
+        raise unknown("verb", verb, VERBS)
+    module = importlib.import_module(f"qkvflow.cli.{verb.replace('-', '_')}")
+    parser = Parser(prog=f"qkvflow {verb}", description=VERBS[verb], allow_abbrev=False)
+    module.configure(parser)
+    return module.run(parser.parse_args(argv)) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

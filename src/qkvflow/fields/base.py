@@ -1,0 +1,43 @@
+"""What a field is: a map from depth to a block."""
+
+import abc
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+Depth = float | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
+Depths = Float[np.ndarray, " depth"] | Float[Array, " depth"]
+
+
+class AbstractField(eqx.Module):
+    """t -> block, for t in [0, 1]. (Any tree of weights will do: the final norm is one too.)"""
+
+    @abc.abstractmethod
+    def stack(self, ts: Depths) -> Any:
+        """The blocks at all of `ts`, with a leading depth axis on every array.
+
+        Generators read their parameters once for all depths. A NumPy array of depths is known
+        while tracing, which lets a field recognise its own grid.
+        """
+
+    @abc.abstractmethod
+    def at(self, t: Depth) -> Any:
+        """The block at one depth."""
+
+
+def at_one(field: AbstractField, t: Depth) -> Any:
+    """`at` for a field that has only one way to make a block: a stack of one."""
+    return jax.tree.map(lambda leaf: leaf[0], field.stack(jnp.asarray(t, jnp.float32)[None]))
+
+
+def repeat(block: Any, depth: int) -> Any:
+    """The same block at every depth."""
+    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (depth, *leaf.shape)), block)
+
+
+def rms(x: Array) -> Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x)))

@@ -1,0 +1,35 @@
+"""A field's blocks made beforehand, for weights that will not change: generation, evaluation.
+
+It answers only for the depths it was made for, which is all a scheme with fixed steps asks.
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from qkvflow.fields.base import AbstractField, Depth, Depths
+
+
+class Tabulated(AbstractField):
+    blocks: tuple[Any, ...]
+    """One stack of blocks for each array of depths."""
+    depths: tuple[tuple[float, ...], ...] = eqx.field(static=True)
+
+    def stack(self, ts: Depths) -> Any:
+        return self.blocks[self.depths.index(tuple(np.asarray(ts).tolist()))]
+
+    def at(self, t: Depth) -> Any:
+        for block, depths in zip(self.blocks, self.depths, strict=True):
+            if float(t) in depths:
+                index = depths.index(float(t))
+                return jax.tree.map(lambda leaf: leaf[index], block)
+        raise ValueError(f"no block was made for depth {t}")
+
+
+def tabulate(field: AbstractField, depths: list[Depths]) -> Tabulated:
+    return Tabulated(
+        tuple(field.stack(ts) for ts in depths),
+        tuple(tuple(np.asarray(ts).tolist()) for ts in depths),
+    )

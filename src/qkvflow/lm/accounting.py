@@ -1,0 +1,86 @@
+"""What a model stores and what it computes, counted analytically.
+
+XLA's cost analysis counts the body of a scan once, so it cannot be asked.
+"""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+
+from qkvflow.blocks.base import Block
+from qkvflow.fields.hypernet import Generator, is_generator
+from qkvflow.lm.model import LanguageModel
+from qkvflow.schemes import AbstractStepScheme
+
+
+def count(tree: Any) -> int:
+    return sum(
+        leaf.size
+        for leaf in jax.tree.leaves(tree)
+        if eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    )
+
+
+class Parameters(NamedTuple):
+    """Numbers of trained parameters. The head includes the final norm."""
+
+    total: int
+    embedding: int
+    blocks: int
+    head: int
+
+
+def count_parameters(model: LanguageModel) -> Parameters:
+    embedding = count(model.embedding) + count(model.positions)
+    blocks, head = count(model.field), count(model.head) + count(model.norm)
+    return Parameters(embedding + blocks + head, embedding, blocks, head)
+
+
+def block_at_end(model: LanguageModel) -> Block:
+    """The shapes of one block."""
+    return eqx.filter_eval_shape(lambda: model.field.at(1.0))
+
+
+def weights_in_effect(model: LanguageModel) -> int:
+    """Block weights applied along the grid: what a per-layer model of this shape would store."""
+    return model.num_steps * count(block_at_end(model))
+
+
+class Flops(NamedTuple):
+    """Floating-point operations: a multiply-add is two, and training is three times forward."""
+
+    forward: int
+    """Per token, forward."""
+    training: int
+    """Per token, forward and backward (and forward again with rematerialisation)."""
+    generation: int
+    """Per forward pass, whatever the batch: making the weights along depth."""
+
+    def per_step(self, tokens: int) -> int:
+        """A whole training step of that many tokens, the making of weights included."""
+        return self.training * tokens + 3 * self.generation
+
+
+def count_flops(model: LanguageModel, context: int | None = None) -> Flops:
+    """At sequences of `context` tokens (default: the model's own)."""
+    scheme = model.scheme
+    evaluations = model.num_steps
+    stages = 1
+    if isinstance(scheme, AbstractStepScheme):
+        evaluations *= scheme.evaluations_per_step()
+        stages = len(scheme.stages)
+    blocks = evaluations * block_at_end(model).flops_per_token(context or model.context)
+    forward = blocks + 2 * model.d_model * model.vocab_size
+    training = 3 * forward + (blocks if model.remat else 0)
+    return Flops(forward, training, stages * model.num_steps * _generation(model))
+
+
+def _generation(model: LanguageModel) -> int:
+    """Making the weights of one depth: the products of the generators."""
+    generators = [
+        each
+        for each in jax.tree.leaves(model.field, is_leaf=is_generator)
+        if isinstance(each, Generator)
+    ]
+    return sum(2 * (count(each.maps) + count(each.embedding)) for each in generators)

@@ -1,0 +1,193 @@
+"""The language model: tokens -> embed -> integrate(field, x, grid) -> norm -> head -> logits.
+
+It does not know which field, block or scheme it was given.
+"""
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from qkvflow.blocks.base import Rows, cast_matrices, dropout
+from qkvflow.errors import UserError
+from qkvflow.fields.base import AbstractField
+from qkvflow.fields.tabulated import tabulate
+from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
+from qkvflow.schemes.base import Cached, Plain, Solution
+
+
+class LanguageModel(eqx.Module):
+    embedding: Float[Array, "vocab d_model"]
+    positions: Float[Array, "context d_model"] | None
+    """Learned positions, where the blocks have none of their own."""
+    field: AbstractField
+    norm: AbstractField
+    """The final norm, asked at t = 1."""
+    head: Float[Array, "d_model vocab"] | None
+    """None: tied to the embedding."""
+    scheme: AbstractScheme
+    num_steps: int = eqx.field(static=True)
+    horizon: float = eqx.field(static=True)
+    context: int = eqx.field(static=True)
+    dropout: float = eqx.field(static=True, default=0.0)
+    remat: bool = eqx.field(static=True, default=False)
+    compute_dtype: str = eqx.field(static=True, default="float32")
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.shape[0]
+
+    @property
+    def d_model(self) -> int:
+        return self.embedding.shape[1]
+
+    def __call__(
+        self, tokens: Int[Array, "*batch seq"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "*batch seq vocab"]:
+        """Logits of the next token at every position. With a key, dropout is on."""
+        logits = self.logits(self.integrate(tokens, key=key).x)
+        return logits.reshape(*tokens.shape, self.vocab_size)
+
+    def integrate(
+        self,
+        tokens: Int[Array, "*batch seq"],
+        *,
+        key: PRNGKeyArray | None = None,
+        save: bool = False,
+    ) -> Solution:
+        """The depth flow of the tokens' states, as rows, with the work it took."""
+        rows = _rows(tokens)
+        key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
+        steps = None if key_steps is None else jax.random.split(key_steps, self.num_steps)
+        return self.scheme.integrate(
+            self.field,
+            dropout(self.embed(tokens, rows), self.dropout, key_embed),
+            num_steps=self.num_steps,
+            horizon=self.horizon,
+            evaluation=lambda key: Plain(rows, key),
+            per_step=steps,
+            prepare=self._prepare,
+            remat=self.remat,
+            save=save,
+        )
+
+    def trajectory(
+        self, tokens: Int[Array, "*batch seq"]
+    ) -> Float[Array, "depth *batch seq d_model"]:
+        """The hidden state at every depth: the embedding, then the state after each step."""
+        states = self.integrate(tokens, save=True).trajectory
+        assert states is not None
+        return states.reshape(states.shape[0], *tokens.shape, self.d_model)
+
+    def embed(self, tokens: Int[Array, "*batch seq"], rows: Rows) -> Float[Array, "rows d_model"]:
+        x = self.embedding[tokens.reshape(-1)]
+        if self.positions is None:
+            return x
+        if rows.seq > self.context:
+            raise UserError(
+                f"{rows.seq} tokens do not fit this model's {self.context} learned positions; "
+                "shorten the text or train with a longer context, or positions rope or none"
+            )
+        here = jax.lax.dynamic_slice_in_dim(self.positions, rows.start, rows.seq)
+        return (rows.unfold(x) + here[None]).reshape(x.shape)
+
+    def logits(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows vocab"]:
+        """Final norm and head, on rows."""
+        dtype = jnp.dtype(self.compute_dtype)
+        h = self.norm.at(1.0)(x).astype(dtype)
+        head = self.embedding.T if self.head is None else self.head
+        return jnp.dot(h, head.astype(dtype), preferred_element_type=jnp.float32)
+
+    def _prepare(self, block: Any) -> Any:
+        if self.compute_dtype == "float32":
+            return block
+        return cast_matrices(block, jnp.dtype(self.compute_dtype))
+
+    # Depth as a dial
+
+    def at_depth(
+        self, num_steps: int | None = None, scheme: AbstractScheme | None = None
+    ) -> "LanguageModel":
+        """The same weights with another number of steps or another scheme.
+
+        The horizon stays, so it is the same flow, traversed more finely or more coarsely.
+        """
+        if num_steps is not None and num_steps < 1:
+            raise UserError(f"num_steps must be at least 1, not {num_steps}")
+        return dataclasses.replace(
+            self, num_steps=num_steps or self.num_steps, scheme=scheme or self.scheme
+        )
+
+    # Token by token
+
+    def tabulated(self) -> "LanguageModel":
+        """The same model with its weights along depth made once, for a session of inference."""
+        if not isinstance(self.scheme, AbstractStepScheme):
+            return self
+        times = stage_times(self.num_steps, self.scheme.stages).T
+        return dataclasses.replace(self, field=tabulate(self.field, list(times)))
+
+    def init_caches(self, batch: int, length: int) -> Any:
+        """Empty caches for `batch` sequences of at most `length` tokens."""
+        if not isinstance(self.scheme, AbstractStepScheme):
+            raise UserError("an adaptive scheme cannot keep caches; generate with a fixed one")
+        return self.scheme.init_caches(
+            self.field,
+            num_steps=self.num_steps,
+            batch=batch,
+            length=length,
+            dtype=jnp.dtype(self.compute_dtype),
+        )
+
+    def extend(
+        self, tokens: Int[Array, "batch seq"], caches: Any, start: int | Int[Array, ""]
+    ) -> tuple[Float[Array, "batch seq vocab"], Any]:
+        """Logits of the next tokens of sequences whose first `start` tokens are in `caches`."""
+        rows = _rows(tokens, start)
+        solution = self.scheme.integrate(
+            self.field,
+            self.embed(tokens, rows),
+            num_steps=self.num_steps,
+            horizon=self.horizon,
+            evaluation=lambda states: Cached(rows, states),
+            per_step=caches,
+            prepare=self._prepare,
+        )
+        logits = self.logits(solution.x).reshape(*tokens.shape, self.vocab_size)
+        return logits, solution.left_behind
+
+
+def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:
+    seq = tokens.shape[-1]
+    return Rows(tokens.size // seq, seq, start)
+
+
+def loss(
+    model: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    mask: Float[Array, "*batch seq"] | None = None,
+    key: PRNGKeyArray | None = None,
+) -> Float[Array, ""]:
+    """Mean cross-entropy in nats per token (over the tokens that `mask` keeps)."""
+    each = token_losses(model, tokens, targets, key=key)
+    if mask is None:
+        return jnp.mean(each)
+    return jnp.sum(each * mask) / jnp.sum(mask)
+
+
+def token_losses(
+    model: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    key: PRNGKeyArray | None = None,
+) -> Float[Array, "*batch seq"]:
+    """Cross-entropy of every token in nats, from the logits of the targets alone."""
+    logits = model.logits(model.integrate(tokens, key=key).x)
+    picked = jnp.take_along_axis(logits, targets.reshape(-1, 1), axis=-1)[:, 0]
+    return (jax.nn.logsumexp(logits, axis=-1) - picked).reshape(targets.shape)

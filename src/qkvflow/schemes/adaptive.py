@@ -1,0 +1,105 @@
+"""Adaptive step sizes through diffrax: as many steps as the tolerance asks for.
+
+Solves dx/dt = T f(x, t) from 0 to 1 with an embedded Runge-Kutta pair (Tsitouras 5/4 by default)
+and a PID step size controller; `num_steps` only sets the first step. Weights are asked of the
+field wherever the solver goes.
+
+The controller looks at the error of the whole batch, so the steps, and by as much as the tolerance
+the result, depend on what else is in the batch, later tokens included: with this scheme a
+model is causal up to its tolerance. Caches cannot be kept for a number of evaluations
+that is not known, so generation recomputes the sequence.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from qkvflow.blocks.base import Block
+from qkvflow.errors import UserError, unknown
+from qkvflow.schemes.base import (
+    AbstractScheme,
+    Evaluation,
+    FieldLike,
+    Solution,
+    State,
+    total_increment,
+)
+
+SOLVERS = ("tsit5", "dopri5", "bosh3", "heun")
+
+
+def _solver(name: str) -> Any:
+    try:
+        import diffrax
+    except ModuleNotFoundError:
+        raise UserError(
+            "adaptive schemes need diffrax; install it with: pip install 'qkvflow[adaptive]'"
+        ) from None
+    solvers = {
+        "tsit5": diffrax.Tsit5,
+        "dopri5": diffrax.Dopri5,
+        "bosh3": diffrax.Bosh3,
+        "heun": diffrax.Heun,
+    }
+    if name not in solvers:
+        raise unknown("solver", name, solvers)
+    return solvers[name]()
+
+
+class Adaptive(AbstractScheme):
+    rtol: float = eqx.field(static=True, default=1e-3)
+    atol: float = eqx.field(static=True, default=1e-3)
+    solver: str = eqx.field(static=True, default="tsit5")
+    max_steps: int = eqx.field(static=True, default=256)
+
+    def integrate(
+        self,
+        field: FieldLike,
+        x: State,
+        *,
+        num_steps: int,
+        horizon: float,
+        evaluation: Callable[[Any], Evaluation],
+        per_step: Any = None,
+        prepare: Callable[[Block], Block] = lambda block: block,
+        remat: bool = False,
+        save: bool = False,
+    ) -> Solution:
+        solver = _solver(self.solver)
+        import diffrax
+
+        def f(t: Float[Array, ""], x: State, args: Any) -> State:
+            block = prepare(field.at(t))
+            return horizon * total_increment(block, x, evaluation(None)).astype(x.dtype)
+
+        saved = (
+            diffrax.SaveAt(ts=jnp.linspace(0.0, 1.0, num_steps + 1))
+            if save
+            else diffrax.SaveAt(t1=True)
+        )
+        # throw=True would defeat the persistent compilation cache; the result says whether the
+        # solver succeeded instead.
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(f),
+            solver,
+            t0=0.0,
+            t1=1.0,
+            dt0=1.0 / num_steps,
+            y0=x,
+            saveat=saved,
+            stepsize_controller=diffrax.PIDController(rtol=self.rtol, atol=self.atol),
+            max_steps=self.max_steps,
+            throw=False,
+        )
+        states = solution.ys
+        evaluations = solution.stats["num_steps"] * solver.num_stages_estimate
+        return Solution(
+            states[-1],
+            None,
+            states if save else None,
+            evaluations,
+            solution.result == diffrax.RESULTS.successful,
+        )

@@ -1,0 +1,183 @@
+"""How depth is traversed: from a field and a state at t = 0 to the state at t = 1.
+
+The model is the flow of dx/dt = T f(x, t), where f is the sum of the increments of the block
+at depth t and T, the `horizon`, is how many whole increments the flow adds up to. A standard
+transformer of N layers adds N of them (T = N), Tong et al.'s model their average (T = 1). The
+horizon belongs to the trained model, so the same weights can be run with more or fewer steps, or
+another scheme, and still follow the same flow: every scheme's step size is T / N.
+
+A scheme asks the field for blocks and hands branches to an `Evaluation`, which knows about
+sequences, dropout and caches, so that a scheme is only arithmetic on states.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from qkvflow.blocks.base import Block, Branch, Rows
+from qkvflow.schemes.grid import stage_times
+
+State = Float[Array, "rows d_model"]
+
+
+class FieldLike(Protocol):
+    """All that a scheme knows of a field."""
+
+    def at(self, t: Any) -> Block: ...
+
+    def stack(self, ts: Any) -> Block: ...
+
+
+class Evaluation(Protocol):
+    """Evaluates branches in the order a scheme calls for them, within one step."""
+
+    def __call__(self, branch: Branch, x: State) -> State: ...
+
+    def finish(self) -> Any:
+        """What the step leaves behind (the new caches), in the order of the calls."""
+        ...
+
+
+class Plain:
+    """Whole sequences, with dropout where there is a key."""
+
+    def __init__(self, rows: Rows, key: PRNGKeyArray | None):
+        self.rows, self.key, self.calls = rows, key, 0
+
+    def __call__(self, branch: Branch, x: State) -> State:
+        key = None if self.key is None else jax.random.fold_in(self.key, self.calls)
+        self.calls += 1
+        return branch(x, self.rows, key=key)
+
+    def finish(self) -> None:
+        return None
+
+
+class Cached:
+    """The next tokens of sequences whose past is in `states`, one for each call of the step."""
+
+    def __init__(self, rows: Rows, states: tuple[Any, ...]):
+        self.rows, self.states, self.new = rows, states, []
+
+    def __call__(self, branch: Branch, x: State) -> State:
+        y, state = branch.extend(x, self.rows, self.states[len(self.new)])
+        self.new.append(state)
+        return y
+
+    def finish(self) -> tuple[Any, ...]:
+        return tuple(self.new)
+
+
+class Fresh:
+    """Empty caches for the calls a step makes; evaluates nothing."""
+
+    def __init__(self, batch: int, length: int, dtype: Any):
+        self.batch, self.length, self.dtype, self.new = batch, length, dtype, []
+
+    def __call__(self, branch: Branch, x: State) -> State:
+        self.new.append(branch.mixer.init_state(self.batch, self.length, self.dtype))
+        return x
+
+    def finish(self) -> tuple[Any, ...]:
+        return tuple(self.new)
+
+
+class Solution(NamedTuple):
+    """The state at t = 1, what the steps left behind, and how much work it took."""
+
+    x: State
+    left_behind: Any
+    trajectory: Float[Array, "depth rows d_model"] | None
+    num_evaluations: int | Int[Array, ""]
+    succeeded: bool | Array = True
+
+
+class AbstractScheme(eqx.Module):
+    @abc.abstractmethod
+    def integrate(
+        self,
+        field: FieldLike,
+        x: State,
+        *,
+        num_steps: int,
+        horizon: float,
+        evaluation: Callable[[Any], Evaluation],
+        per_step: Any = None,
+        prepare: Callable[[Block], Block] = lambda block: block,
+        remat: bool = False,
+        save: bool = False,
+    ) -> Solution:
+        """Carry x from t = 0 to t = 1.
+
+        `evaluation` makes each step's `Evaluation` from that step's slice of `per_step` (keys,
+        caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
+        recomputes a step's inside in the backward pass. `save` keeps the state before the first
+        and after every step.
+        """
+
+
+class AbstractStepScheme(AbstractScheme):
+    """A scheme that is the same step N times; it runs as a scan over depth."""
+
+    stages: eqx.AbstractClassVar[tuple[float, ...]]
+    """Where in a step weights are needed, as fractions of it."""
+
+    @abc.abstractmethod
+    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+        """One step of `size` from x, with the blocks at the stages."""
+
+    @abc.abstractmethod
+    def evaluations_per_step(self) -> int:
+        """How many times a step evaluates the increments of a whole block."""
+
+    def integrate(
+        self,
+        field: FieldLike,
+        x: State,
+        *,
+        num_steps: int,
+        horizon: float,
+        evaluation: Callable[[Any], Evaluation],
+        per_step: Any = None,
+        prepare: Callable[[Block], Block] = lambda block: block,
+        remat: bool = False,
+        save: bool = False,
+    ) -> Solution:
+        size = horizon / num_steps
+        blocks = tuple(prepare(field.stack(ts)) for ts in stage_times(num_steps, self.stages).T)
+
+        def body(x: State, inputs: Any) -> tuple[State, Any]:
+            blocks, extra = inputs
+            evaluate = evaluation(extra)
+            x = self.step(blocks, x, size, evaluate).astype(x.dtype)
+            return x, (evaluate.finish(), x if save else None)
+
+        if remat:
+            body = jax.checkpoint(body, prevent_cse=False)
+        end, (left_behind, states) = jax.lax.scan(body, x, (blocks, per_step))
+        trajectory = jnp.concatenate([x[None], states]) if save else None
+        return Solution(end, left_behind, trajectory, num_steps * self.evaluations_per_step())
+
+    def init_caches(
+        self, field: FieldLike, *, num_steps: int, batch: int, length: int, dtype: Any
+    ) -> Any:
+        """Empty caches for every call of every step, with a leading depth axis."""
+        block = eqx.filter_eval_shape(lambda: field.at(np.float32(1.0)))
+        d_model = block.branches[0].norm.scale.shape[-1]
+        fresh = Fresh(batch, length, dtype)
+        self.step((block,) * len(self.stages), jnp.zeros((1, d_model)), 1.0, fresh)
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), fresh.finish()
+        )
+
+
+def total_increment(block: Block, x: State, evaluate: Evaluation) -> State:
+    """f(x, t): the sum of all branches' increments at the same state."""
+    increments = [evaluate(branch, x) for branch in block.branches]
+    return sum(increments[1:], increments[0])

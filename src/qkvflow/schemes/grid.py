@@ -1,0 +1,30 @@
+"""The depth grid, defined once.
+
+Depth runs over t in [0, 1]. A grid of N steps has dt = 1 / N, and step i goes from i / N to
+(i + 1) / N. A one-stage scheme evaluates its weights at the end of each step, the grid proper:
+
+    t_i = (i + 1) / N,  i = 0 .. N-1
+
+Schemes with several stages evaluate at other fractions c of a step, t = (i + c) / N.
+"""
+
+import numpy as np
+from jaxtyping import Array, Float
+
+
+def grid(num_steps: int) -> Float[np.ndarray, " num_steps"]:
+    """t_i = (i + 1) / N."""
+    return stage_times(num_steps, (1.0,))[:, 0]
+
+
+def stage_times(
+    num_steps: int, fractions: tuple[float, ...]
+) -> Float[np.ndarray, "num_steps stages"]:
+    """t = (i + c) / N for each step i and each fraction c."""
+    steps = np.arange(num_steps, dtype=np.float64)[:, None]
+    return ((steps + np.asarray(fractions)[None]) / num_steps).astype(np.float32)
+
+
+def is_grid(ts: Float[Array | np.ndarray, " depth"], num_steps: int) -> bool:
+    """Whether `ts` is known, while tracing, to be the grid of `num_steps` steps."""
+    return isinstance(ts, np.ndarray) and np.array_equal(ts, grid(num_steps))

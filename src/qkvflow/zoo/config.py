@@ -1,0 +1,227 @@
+"""The configuration of a model: one flat dataclass, the same names in Python, YAML and options."""
+
+import dataclasses
+import math
+from types import NoneType
+from typing import Any, get_args
+
+from qkvflow.errors import UserError, unknown
+
+MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Everything that says what a model is. Impossible values are refused when it is made."""
+
+    # The three choices
+    field: str = "per-layer"
+    """How weights depend on depth: per-layer, shared, gated, hypernet, low-rank, basis, ..."""
+    block: str = "attention+mlp"
+    """What one layer computes: names of mixers joined by +, in the order they are applied."""
+    scheme: str = "residual"
+    """How depth is traversed: residual, euler, midpoint, heun, rk4, strang, adaptive."""
+    composition: str = "sequential"
+    """For residual and euler: branches one after another (sequential) or together (parallel)."""
+
+    # Shape
+    d_model: int = 256
+    """Width of the residual stream."""
+    num_heads: int = 4
+    """Attention heads."""
+    num_kv_heads: int | None = None
+    """Key and value heads, for grouped-query attention; none means as many as heads."""
+    num_steps: int = 6
+    """Steps along depth: layers."""
+    context: int = 512
+    """Longest sequence in training, and the number of learned positions."""
+    mlp_ratio: float = 4.0
+    """Hidden width of the MLP over d_model."""
+
+    # Depth
+    horizon: float | None = None
+    """Whole increments the flow adds up to; none means num_steps for residual, 1 for the rest."""
+    tolerance: float = 1e-3
+    """Relative and absolute tolerance of the adaptive scheme."""
+    frozen_time: float | None = None
+    """Hold the field at this depth: the constant-modulation control."""
+
+    # Flavour
+    norm: str = "layernorm"
+    """layernorm or rmsnorm."""
+    norm_eps: float = 1e-5
+    """Added to the variance in norms."""
+    final_norm: str = "plain"
+    """plain, or time: generated from t as the documents' time-dependent LayerNorm."""
+    bias: bool = True
+    """Biases in linear layers and shifts in LayerNorm."""
+    attention_bias: bool | None = None
+    """Biases in the attention; none means as `bias`."""
+    positions: str = "learned"
+    """learned, rope or none."""
+    rotary_base: float = 10000.0
+    """Base of the rotary frequencies."""
+    tied: bool = True
+    """Whether the head is the transposed embedding."""
+    init_std: float = 0.02
+    """Standard deviation of matrices at initialisation."""
+
+    # Regularisation
+    dropout: float = 0.0
+    """Dropout on the embedding and on every increment."""
+    attention_dropout: float = 0.0
+    """Dropout on attention probabilities."""
+
+    # State space layers
+    d_state: int = 64
+    """States of ssm, states per head of selective-ssm."""
+    ssm_expand: int = 2
+    """Inner width of selective-ssm over d_model."""
+    ssm_head_dim: int | None = None
+    """Channels per head of selective-ssm; none means 64, or less where the width asks for it."""
+    ssm_groups: int = 1
+    """Groups of heads that share B and C in selective-ssm."""
+    conv_width: int = 4
+    """Width of the causal convolution in selective-ssm."""
+
+    # How fields depend on t
+    time_features: str = "sinusoidal"
+    """sinusoidal, learned, raw or layers."""
+    num_waves: int = 32
+    """Sines (and as many cosines) in the sinusoidal features."""
+    d_time: int = 64
+    """Width of time embeddings."""
+    gate: str = "documents"
+    """Where gates sit: documents, input, output, both, low-rank or full."""
+    gate_squash: str = "sigmoid"
+    """sigmoid (as in the documents) or centred (starts at 1)."""
+    gate_rank: int = 4
+    """Rank of low-rank gates."""
+    rank: int = 8
+    """Rank of the per-layer terms of the low-rank field."""
+    basis: str = "cosine"
+    """cosine, chebyshev or bspline."""
+    num_basis: int = 4
+    """Basis functions along depth."""
+
+    # Computation
+    remat: bool = False
+    """Recompute each step's inside in the backward pass, to save memory."""
+    compute_dtype: str = "float32"
+    """float32 or bfloat16: the type matrix products run in."""
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            object.__setattr__(self, each.name, _typed(each, getattr(self, each.name)))
+        _choose("norm", self.norm, ("layernorm", "rmsnorm"))
+        _choose("final_norm", self.final_norm, ("plain", "time"))
+        _choose("positions", self.positions, ("learned", "rope", "none"))
+        _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+        for name in self.mixers:
+            _choose("mixer", name, MIXER_NAMES)
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"{name} must be positive, not {value}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise UserError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.frozen_time is not None and not 0.0 <= self.frozen_time <= 1.0:
+            raise UserError(f"frozen_time must be in [0, 1], not {self.frozen_time}")
+        if "attention" in self.mixers:
+            self._check_heads()
+        if "selective-ssm" in self.mixers and (self.ssm_expand * self.d_model) % self.head_dim:
+            raise UserError(
+                f"ssm_head_dim {self.head_dim} does not divide the inner width "
+                f"{self.ssm_expand * self.d_model}; choose a divisor"
+            )
+
+    def _check_heads(self) -> None:
+        if self.d_model % self.num_heads:
+            raise UserError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; "
+                "change one of them"
+            )
+        if self.num_heads % self.kv_heads:
+            raise UserError(
+                f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}; "
+                "change one of them"
+            )
+        if self.positions == "rope" and (self.d_model // self.num_heads) % 2:
+            raise UserError(
+                f"rotary positions need an even width per head, not "
+                f"{self.d_model // self.num_heads}; change d_model or num_heads"
+            )
+
+    @property
+    def mixers(self) -> tuple[str, ...]:
+        return tuple(self.block.split("+"))
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
+    def d_hidden(self) -> int:
+        return max(1, round(self.mlp_ratio * self.d_model))
+
+    @property
+    def head_dim(self) -> int:
+        """Channels per head of selective-ssm."""
+        inner = self.ssm_expand * self.d_model
+        return math.gcd(64, inner) if self.ssm_head_dim is None else self.ssm_head_dim
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+_POSITIVE = [
+    "d_model",
+    "num_heads",
+    "num_kv_heads",
+    "num_steps",
+    "context",
+    "mlp_ratio",
+    "horizon",
+    "tolerance",
+    "norm_eps",
+    "rotary_base",
+    "init_std",
+    "d_state",
+    "ssm_expand",
+    "ssm_head_dim",
+    "ssm_groups",
+    "conv_width",
+    "num_waves",
+    "d_time",
+    "gate_rank",
+    "rank",
+    "num_basis",
+]
+
+
+def _choose(kind: str, name: str, options: tuple[str, ...]) -> None:
+    if name not in options:
+        raise unknown(kind, name, options)
+
+
+def _typed(field: dataclasses.Field, value: Any) -> Any:
+    """The value in the type of its field, or an error that names both."""
+    kinds = get_args(field.type) or (field.type,)
+    if value is None and NoneType in kinds:
+        return None
+    kind = kinds[0]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    raise UserError(f"{field.name} must be {kind.__name__}, not {value!r}")
+
+
+def configure(base: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
+    """A configuration from an entry and overrides by name; a misspelt name offers the nearest."""
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    for name in overrides:
+        if name not in names:
+            raise unknown("model option", name, names)
+    return ModelConfig(**{**base, **overrides})

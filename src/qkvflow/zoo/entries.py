@@ -1,0 +1,95 @@
+"""The zoo: named models, as data. Every entry is what it changes of the defaults.
+
+`published/...` entries exist to reproduce the parameter counts of the reference documents, to the
+digit; they are not baselines.
+"""
+
+from typing import Any
+
+from qkvflow.errors import UserError, unknown
+
+_GATED: dict[str, Any] = {"field": "gated", "final_norm": "time"}
+_LLAMA: dict[str, Any] = {
+    "block": "attention+swiglu",
+    "norm": "rmsnorm",
+    "norm_eps": 1e-6,
+    "bias": False,
+    "positions": "rope",
+    "mlp_ratio": 8.0 / 3.0,
+    "tied": False,
+}
+_EULER: dict[str, Any] = {"scheme": "euler", "composition": "parallel"}
+
+ZOO: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "standard-llama": {**_LLAMA},
+    "shared": {"field": "shared"},
+    "tong": {"field": "hypernet", **_EULER},
+    "tong-llama": {"field": "hypernet", **_LLAMA, **_EULER},
+    "time-indexed-mlp": {**_GATED},
+    "time-indexed-ssm": {**_GATED, "block": "attention+ssm"},
+    "time-indexed-selective-ssm": {**_GATED, "block": "attention+selective-ssm"},
+    "ode-ssm": {"field": "hypernet", "block": "attention+ssm", **_EULER},
+    "hybrid": {**_GATED, **_EULER},
+    "low-rank": {"field": "low-rank"},
+    "basis": {"field": "basis"},
+    "mamba": {
+        "block": "selective-ssm",
+        "norm": "rmsnorm",
+        "bias": False,
+        "positions": "none",
+        "d_state": 64,
+    },
+}
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"d_model": 256, "num_steps": 6, "num_heads": 4, "context": 512},
+    "medium": {"d_model": 512, "num_steps": 12, "num_heads": 8, "context": 1024},
+    "large": {"d_model": 1024, "num_steps": 24, "num_heads": 16, "context": 2048},
+}
+
+_PUBLISHED_SHAPE: dict[str, Any] = {**SIZES["small"], "positions": "none", "tied": False}
+_STACK = {**_PUBLISHED_SHAPE, "field": "per-layer-hypernet", "final_norm": "time"}
+_MLP = {**_PUBLISHED_SHAPE, **_GATED, "attention_bias": False, "mlp_ratio": 1.0}
+_SSM = {
+    **_PUBLISHED_SHAPE,
+    "field": "gated-generated",
+    "final_norm": "time",
+    "block": "attention+ssm",
+    "attention_bias": False,
+}
+_WIDE_TIME = {"num_waves": 64, "d_time": 129}
+
+PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
+    "published/standard-transformer": (_STACK, 308_460_480),
+    "published/tong": ({**_PUBLISHED_SHAPE, "field": "hypernet", **_EULER}, 51_512_960),
+    "published/time-indexed-mlp": (_MLP, 715_840),
+    "published/time-indexed-ssm": (_SSM, 4_901_760),
+    "published/standard-transformer-129": ({**_STACK, **_WIDE_TIME}, 617_430_932),
+    "published/time-indexed-mlp-129": ({**_MLP, **_WIDE_TIME}, 956_684),
+    "published/time-indexed-ssm-129": ({**_SSM, **_WIDE_TIME}, 9_411_600),
+}
+"""Configuration and published number of parameters, all with a vocabulary of 256."""
+
+
+def names() -> list[str]:
+    """The names `build` takes, without the published ones."""
+    return list(ZOO)
+
+
+def entry(name: str, size: str = "small") -> dict[str, Any]:
+    """What the named model changes of the defaults, at that size."""
+    if name in PUBLISHED:
+        return dict(PUBLISHED[name][0])
+    if name not in ZOO:
+        raise unknown("model", name, [*ZOO, *PUBLISHED])
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    return {**SIZES[size], **ZOO[name]}
+
+
+def register(name: str, **changes: Any) -> None:
+    """Add a model of your own to the zoo, by what it changes of the defaults."""
+    if name in ZOO or name in PUBLISHED:
+        raise UserError(f"there is a model '{name}' already; choose another name")
+    ZOO[name] = changes
