@@ -1,6 +1,6 @@
 """Causal multi-head attention, in GPT-2 and Llama flavours.
 
-    q, k, v = x W_qkv (+ b),  a = softmax(q k^T / sqrt(d_head) + causal mask),  y = (a v) W_out (+ b)
+    q, k, v = x W_qkv + b,  a = softmax(q k^T / sqrt(d_head) + causal mask),  y = a v W_out + b
 
 Vaswani et al. 2017. With `num_kv_heads < num_heads` several query heads share a key and value
 head (grouped-query attention, Ainslie et al. 2023). With a rotary base, queries and keys are

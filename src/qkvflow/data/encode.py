@@ -20,7 +20,7 @@ from qkvflow.data.cache import building, is_complete
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import Chunk, Split
 from qkvflow.data.tokenizers.base import Tokenizer
-from qkvflow.data.tokenizers.char import not_utf8
+from qkvflow.data.tokenizers.char import decoding
 from qkvflow.data.tokenizers.subword import SubwordTokenizer
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
@@ -153,12 +153,12 @@ def _encoded_batches(
         size = _SUBWORD_CHUNK_BYTES
         for batch in _batches(split.chunks(tokenizer.cut, size=size)):
             for chunk in batch:
-                with not_utf8(chunk.document, chunk.offset, tokenizer.name):
+                with decoding(chunk.document, chunk.offset, tokenizer.name):
                     chunk.data.decode("utf-8")
             yield batch, tokenizer.encode_many([chunk.data for chunk in batch])
         return
     for chunk in split.chunks(tokenizer.cut):
-        with not_utf8(chunk.document, chunk.offset, tokenizer.name):
+        with decoding(chunk.document, chunk.offset, tokenizer.name):
             yield [chunk], [tokenizer.encode(chunk.data)]
 
 

@@ -52,7 +52,8 @@ class NgramModel:
         """Count the n-grams of a sequence."""
         words = np.asarray(tokens).astype(np.int64)
         history = np.zeros(len(words), dtype=np.int64)
-        histories, orders = 1, []
+        histories: int = 1
+        orders: list[_Order] = []
         for _ in range(max_order):
             keys = history * vocab_size + words[len(words) - len(history) :]
             unique, rank, counts = _ranked(keys, histories * vocab_size)
@@ -151,10 +152,21 @@ def _ranked(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray, np.nd
         # A table of every possible key is faster than sorting while it is small.
         table = np.bincount(keys, minlength=1)
         unique = np.flatnonzero(table)
-        ranks = np.cumsum(table > 0) - 1
+        ranks = np.empty(len(table), dtype=np.int64)
+        ranks[unique] = np.arange(len(unique))
         return unique, ranks[keys], table[unique]
-    unique, rank, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    return unique, rank, counts
+    shift = len(keys).bit_length()
+    if bound.bit_length() + shift > 63:
+        unique, rank, counts = np.unique(keys, return_inverse=True, return_counts=True)
+        return unique, rank, counts
+    # Sorting a key and its position as one integer is several times as fast as an argsort.
+    packed = np.sort((keys << shift) | np.arange(len(keys)))
+    ordered = packed >> shift
+    first = np.flatnonzero(np.diff(ordered, prepend=-1))
+    counts = np.diff(first, append=len(keys))
+    rank = np.empty(len(keys), dtype=np.int64)
+    rank[packed & ((1 << shift) - 1)] = np.repeat(np.arange(len(first)), counts)
+    return ordered[first], rank, counts
 
 
 def _look_up(

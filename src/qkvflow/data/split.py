@@ -17,6 +17,9 @@ from qkvflow.errors import UserError
 
 CHUNK_BYTES = 1 << 22
 
+# Splits have an attribute `bytes`, which hides the type inside their classes.
+Raw = bytes
+
 
 class Chunk(NamedTuple):
     """A stretch of one document: `offset` counts from the start of the file it was read from."""
@@ -45,22 +48,22 @@ class Split(abc.ABC):
         """The name of the document, for messages, and where it starts in what that name names."""
 
     @abc.abstractmethod
-    def read(self, index: int, start: int, stop: int) -> bytes:
+    def read(self, index: int, start: int, stop: int) -> Raw:
         """Bytes `start` to `stop` of a document."""
 
     def __len__(self) -> int:
         return self.documents
 
-    def __getitem__(self, index: int) -> bytes:
+    def __getitem__(self, index: int) -> Raw:
         if not 0 <= index < self.documents:
             raise IndexError(index)
         return self.read(index, 0, self.size(index))
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[Raw]:
         for index in range(self.documents):
             yield self[index]
 
-    def chunks(self, cut: Callable[[bytes], int], *, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    def chunks(self, cut: Callable[[Raw], int], *, size: int = CHUNK_BYTES) -> Iterator[Chunk]:
         """Every document in stretches of about `size` bytes.
 
         `cut(data)` is the last position at which `data` may be cut, or 0 where it may not: then
@@ -150,7 +153,7 @@ class FileSplit(Split):
     def origin(self, index: int) -> tuple[str, int]:
         return self.pieces[index].name, self.pieces[index].start
 
-    def read(self, index: int, start: int, stop: int) -> bytes:
+    def read(self, index: int, start: int, stop: int) -> Raw:
         return _read(self.pieces[index], start, stop)
 
 
@@ -167,7 +170,7 @@ class StoredSplit(Split):
     sha256: str
 
     @classmethod
-    def of(cls, name: str, documents: Iterable[bytes]) -> "StoredSplit":
+    def of(cls, name: str, documents: Iterable[Raw]) -> "StoredSplit":
         """A split held in memory."""
         tally, kept, offsets = Tally(), [], [0]
         for document in documents:
@@ -191,12 +194,12 @@ class StoredSplit(Split):
     def origin(self, index: int) -> tuple[str, int]:
         return f"document {index} of {self.name}", 0
 
-    def read(self, index: int, start: int, stop: int) -> bytes:
+    def read(self, index: int, start: int, stop: int) -> Raw:
         base = int(self.offsets[index])
         return self.buffer[base + start : base + stop].tobytes()
 
 
-def _read(piece: Piece, start: int, stop: int) -> bytes:
+def _read(piece: Piece, start: int, stop: int) -> Raw:
     try:
         with piece.path.open("rb") as file:
             file.seek(piece.start + start)

@@ -1,6 +1,6 @@
 """Weights generated from depth by a network each (Tong et al. 2025, ICLR).
 
-For every layer of the block, a linear layer or a norm, a time embedding of its own and a linear map:
+For every layer of the block (linear or norm) a time embedding of its own and a linear map:
 
     e(t) = W_2 silu(W_1 features(t) + b_1) + b_2,     W(t) = offset + sum_k e_k(t) map_k
 
@@ -119,7 +119,7 @@ def _init_generator(
         if role in WITHOUT_OFFSET:
             maps[name], offsets[name] = jnp.zeros(shape), None
             continue
-        # Logarithms and offsets vary by a fraction of a unit; the others by a fraction of their size.
+        # Logarithms, gains and offsets vary by a tenth; matrices by a share of their size.
         varies = role in ("matrix", "kernel")
         std = jnp.sqrt(SHARE) * rms(value) if varies else 0.1
         maps[name] = std / (size * d_time**0.5) * jax.random.normal(each, shape)

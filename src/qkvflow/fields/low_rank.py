@@ -1,4 +1,4 @@
-"""A shared base plus a low-rank term per layer (as in relaxed recursive transformers, Bae et al. 2024).
+"""A shared base plus a low-rank term per layer (relaxed recursive transformers, Bae et al. 2024).
 
     W(t) = W_base + down(t) up(t)
 

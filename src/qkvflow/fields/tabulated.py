@@ -21,10 +21,11 @@ class Tabulated(AbstractField):
         return self.blocks[self.depths.index(tuple(np.asarray(ts).tolist()))]
 
     def at(self, t: Depth) -> Any:
-        for block, depths in zip(self.blocks, self.depths, strict=True):
+        for index, depths in enumerate(self.depths):
             if float(t) in depths:
-                index = depths.index(float(t))
-                return jax.tree.map(lambda leaf: leaf[index], block)
+                return jax.tree.map(
+                    lambda leaf, at=depths.index(float(t)): leaf[at], self.blocks[index]
+                )
         raise ValueError(f"no block was made for depth {t}")
 
 

@@ -39,7 +39,7 @@ def count_parameters(model: LanguageModel) -> Parameters:
 
 def block_at_end(model: LanguageModel) -> Block:
     """The shapes of one block."""
-    return eqx.filter_eval_shape(lambda: model.field.at(1.0))
+    return eqx.filter_eval_shape(lambda field: field.at(1.0), model.field)
 
 
 def weights_in_effect(model: LanguageModel) -> int:

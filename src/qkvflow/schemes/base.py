@@ -168,7 +168,7 @@ class AbstractStepScheme(AbstractScheme):
         self, field: FieldLike, *, num_steps: int, batch: int, length: int, dtype: Any
     ) -> Any:
         """Empty caches for every call of every step, with a leading depth axis."""
-        block = eqx.filter_eval_shape(lambda: field.at(np.float32(1.0)))
+        block = eqx.filter_eval_shape(lambda field: field.at(np.float32(1.0)), field)
         d_model = block.branches[0].norm.scale.shape[-1]
         fresh = Fresh(batch, length, dtype)
         self.step((block,) * len(self.stages), jnp.zeros((1, d_model)), 1.0, fresh)

@@ -175,7 +175,7 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
 
-_POSITIVE = [
+_POSITIVE = (
     "d_model",
     "num_heads",
     "num_kv_heads",
@@ -197,7 +197,7 @@ _POSITIVE = [
     "gate_rank",
     "rank",
     "num_basis",
-]
+)
 
 
 def _choose(kind: str, name: str, options: tuple[str, ...]) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 from qkvflow.data.split import FileSplit, Piece
 from qkvflow.data.tokenizers.base import character_boundary
@@ -49,7 +50,7 @@ def divide_files(names: Sequence[str], sizes: Sequence[int], shares: Shares) -> 
     return dealt
 
 
-def divide_positions(piece: Piece, shares: Shares) -> list[FileSplit]:
+def divide_positions(piece: Piece, shares: Shares) -> tuple[FileSplit, FileSplit, FileSplit]:
     """Contiguous parts of one file, in order; no character is cut in two."""
     length = piece.stop - piece.start
     marks = [0.0, shares[0], shares[0] + shares[1], 1.0]
@@ -57,11 +58,9 @@ def divide_positions(piece: Piece, shares: Shares) -> list[FileSplit]:
     cuts.append(piece.stop)
     if not shares[2]:
         cuts[2] = piece.stop
-    parts = [
-        Piece(piece.path, piece.name, start, stop)
-        for start, stop in zip(cuts[:-1], cuts[1:], strict=True)
-    ]
-    return [FileSplit([part] if part.stop > part.start else []) for part in parts]
+    parts = [Piece(piece.path, piece.name, start, stop) for start, stop in pairwise(cuts)]
+    train, validation, test = (FileSplit([p] if p.stop > p.start else []) for p in parts)
+    return train, validation, test
 
 
 def whole_characters(piece: Piece, position: int) -> int:

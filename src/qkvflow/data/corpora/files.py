@@ -57,11 +57,11 @@ class Files(CorpusKind):
                 "files; add '?split=0.9,0.1' or name them, file:train=A,validation=B"
             )
         parts = divide_files([p.name for p in pieces], [p.stop for p in pieces], shares)
-        splits = [
+        train, validation, test = (
             FileSplit([p for p, part in zip(pieces, parts, strict=True) if part == index])
             for index in range(3)
-        ]
-        return Corpus(spec.text, *splits)
+        )
+        return Corpus(spec.text, train, validation, test)
 
     def _named(self, spec: Spec) -> Corpus:
         if spec.options:
@@ -77,7 +77,8 @@ class Files(CorpusKind):
                 raise UserError(f"'{spec.text}' names no {name} split; add {name}=PATH")
         for one, other in combinations(pieces, 2):
             _refuse_overlap(one, pieces[one], other, pieces[other])
-        return Corpus(spec.text, *(FileSplit(pieces.get(name, [])) for name in SPLITS))
+        train, validation, test = (FileSplit(pieces.get(name, [])) for name in SPLITS)
+        return Corpus(spec.text, train, validation, test)
 
 
 def find_pieces(text: str) -> list[Piece]:

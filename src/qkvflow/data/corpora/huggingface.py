@@ -17,7 +17,6 @@ Options: `column` of the text, `documents` to stop after that many of the train 
 """
 
 import hashlib
-import importlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -103,9 +102,9 @@ class HuggingFace(CorpusKind):
             with building(directory) as temporary:
                 limits = (train_limit, held_limit, held_limit)
                 _store(temporary, spec, documents, shares, limits)
-        splits = [_stored(directory, name, spec.text) for name in SPLITS]
+        train, validation, test = (_stored(directory, name, spec.text) for name in SPLITS)
         provenance = {"dataset": named.path, "config": named.config, "local": copy is not None}
-        return Corpus(spec.text, *splits, provenance=provenance)
+        return Corpus(spec.text, train, validation, test, provenance=provenance)
 
 
 def _positive(text: str) -> int:
@@ -120,7 +119,7 @@ def _open(
 ) -> dict[str, Iterable[dict[str, Any]]]:
     """The splits of a dataset as streams of rows."""
     try:
-        datasets = importlib.import_module("datasets")
+        import datasets
     except ImportError:
         raise UserError(
             f"'{spec.text}' needs the datasets library; pip install 'qkvflow[datasets]'"

@@ -75,7 +75,9 @@ class Markov(CorpusKind):
             splits.append(StoredSplit.of(f"{spec.text} ({SPLITS[part]})", [text] if text else []))
         return Corpus(
             spec.with_seed(seed),
-            *splits,
+            splits[0],
+            splits[1],
+            splits[2],
             floor=entropies[-1],
             provenance={
                 "states": states,

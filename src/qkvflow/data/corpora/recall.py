@@ -76,7 +76,9 @@ class Recall(CorpusKind):
         entropy = document_entropy(pairs, queries, keys, values)
         return Corpus(
             spec.with_seed(seed),
-            *splits,
+            splits[0],
+            splits[1],
+            splits[2],
             floor=entropy / size,
             provenance={
                 "pairs": pairs,

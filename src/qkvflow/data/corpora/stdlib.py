@@ -4,6 +4,7 @@ Files are whole and in sorted order. Left out: tests, installed packages, bundle
 generated files that describe the machine Python was built on.
 """
 
+import os
 import platform
 import sysconfig
 from pathlib import Path
@@ -41,7 +42,7 @@ class Stdlib(CorpusKind):
                 f"this Python has almost no library source in {root}; give a text, file:PATH"
             )
         parts = divide_files(names, sizes, spec.fractions(DEFAULT_SHARES))
-        splits = [
+        train, validation, test = (
             FileSplit(
                 [
                     Piece(root / name, name, 0, size)
@@ -50,23 +51,22 @@ class Stdlib(CorpusKind):
                 ]
             )
             for wanted in range(3)
-        ]
+        )
         provenance = {
             "implementation": platform.python_implementation(),
             "python": platform.python_version(),
         }
-        return Corpus(spec.text, *splits, provenance=provenance)
+        return Corpus(spec.text, train, validation, test, provenance=provenance)
 
 
 def source_files(root: Path) -> list[str]:
     """Names of the source files below `root`, relative and sorted, without empty ones."""
     names = []
-    for path in root.rglob("*.py"):
-        relative = path.relative_to(root)
-        folders = relative.parts[:-1]
-        if _LEFT_OUT.intersection(folders) or any(f.startswith("config-") for f in folders):
-            continue
-        if path.name.startswith(_GENERATED) or not path.is_file() or not path.stat().st_size:
-            continue
-        names.append(relative.as_posix())
+    for folder, below, files in os.walk(root):
+        # Pruned here: installed packages may be many times the library.
+        below[:] = [f for f in below if f not in _LEFT_OUT and not f.startswith("config-")]
+        for name in files:
+            path = Path(folder, name)
+            if name.endswith(".py") and not name.startswith(_GENERATED) and path.stat().st_size:
+                names.append(path.relative_to(root).as_posix())
     return sorted(names)

@@ -71,9 +71,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     if kind == "byte":
         return ByteTokenizer()
     alphabet, has_unknown = content.get("alphabet"), content.get("unknown")
-    if kind == "char" and isinstance(alphabet, str) and isinstance(has_unknown, bool):
-        if alphabet and len(set(alphabet)) == len(alphabet):
-            return CharTokenizer(
-                alphabet, unknown=has_unknown, name=str(content.get("name", "char"))
-            )
+    if (
+        kind == "char"
+        and isinstance(alphabet, str)
+        and isinstance(has_unknown, bool)
+        and 0 < len(set(alphabet)) == len(alphabet)
+    ):
+        name = str(content.get("name", "char"))
+        return CharTokenizer(alphabet, unknown=has_unknown, name=name)
     raise UserError(f"{path} is not a tokenizer.json of this version; export it again")

@@ -6,9 +6,10 @@ per byte are then slightly too low, by at most ln(number of such characters) nat
 Where there are none, that id does not exist and the vocabulary is the alphabet.
 """
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class CharTokenizer(Tokenizer):
         self.identity = hashlib.sha256(described.encode()).hexdigest()
         self.separator = None
         codes = _codes(alphabet)
-        # A missing character gets the id `vocab_size`, or `unknown`'s own where there is one.
+        # The id of a character that is not in the alphabet: the unknown one, if there is one.
         self._missing = len(alphabet)
         self._table = np.full(int(codes.max(initial=0)) + 2, self._missing, dtype=np.int64)
         self._table[codes] = np.arange(len(alphabet))
@@ -94,27 +95,21 @@ def characters_of(split: Split) -> set[str]:
     """Every character that occurs."""
     found: set[str] = set()
     for chunk in split.chunks(character_boundary):
-        with not_utf8(chunk.document, chunk.offset, "char"):
+        with decoding(chunk.document, chunk.offset, "char"):
             found.update(chunk.data.decode("utf-8"))
     return found
 
 
-class not_utf8:  # noqa: N801 - reads as a phrase: `with not_utf8(...)`
+@contextlib.contextmanager
+def decoding(document: str, offset: int, tokenizer: str) -> Iterator[None]:
     """Turns a decoding error inside the block into the line the user reads."""
-
-    def __init__(self, document: str, offset: int, tokenizer: str) -> None:
-        self._document, self._offset, self._tokenizer = document, offset, tokenizer
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if isinstance(error, UnicodeDecodeError):
-            position = self._offset + error.start
-            raise UserError(
-                f"{self._document} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
-                f"{position} (tokenizer {self._tokenizer}); use --tokenizer byte or convert it"
-            ) from None
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{document} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset "
+            f"{offset + error.start} (tokenizer {tokenizer}); use --tokenizer byte or convert it"
+        ) from None
 
 
 def _codes(text: str) -> np.ndarray:

@@ -10,7 +10,7 @@ import tokenizers as hf
 from qkvflow.data.cache import building, is_complete
 from qkvflow.data.split import Split
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer
-from qkvflow.data.tokenizers.char import not_utf8
+from qkvflow.data.tokenizers.char import decoding
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
 
@@ -128,7 +128,7 @@ def _training_text(split: Split, name: str) -> Iterator[str]:
     stride = -(-split.bytes // _TRAINING_BYTES) or 1
     for index, chunk in enumerate(split.chunks(_between_lines)):
         if index % stride == 0:
-            with not_utf8(chunk.document, chunk.offset, name):
+            with decoding(chunk.document, chunk.offset, name):
                 yield chunk.data.decode("utf-8")
 
 
@@ -141,7 +141,8 @@ def _between_lines(data: bytes) -> int:
     position = len(data)
     while (position := data.rfind(b"\n", 1, position)) > 0:
         before, after = data[position - 1 : position], data[position + 1 : position + 2]
-        if before.isascii() and after.isascii() and after and not (before + after).isspace():
-            if not before.isspace() and not after.isspace():
-                return position + 1
+        around = before + after
+        # Beyond ASCII a byte does not tell white space, so such a place is passed over.
+        if len(around) == 2 and around.isascii() and not (before.isspace() or after.isspace()):
+            return position + 1
     return 0
