@@ -75,7 +75,12 @@ class Spec:
             shares = []
         if len(shares) == 2:
             shares.append(0.0)
-        if len(shares) != 3 or min(shares[:2]) <= 0 or shares[2] < 0 or abs(sum(shares) - 1) > 1e-6:
+        if (
+            len(shares) != 3
+            or min(shares[:2]) <= 0
+            or shares[2] < 0
+            or not abs(sum(shares) - 1) <= 1e-6
+        ):
             raise UserError(
                 f"split={text} in '{self.text}' is not two or three positive shares that add up "
                 "to 1; write e.g. split=0.9,0.05,0.05"

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Iterable
 from pathlib import Path
+from typing import SupportsInt
 
 import numpy as np
 
@@ -11,7 +12,7 @@ class TextStream(abc.ABC):
     """Decodes tokens as they come, holding back bytes that are not a whole character yet."""
 
     @abc.abstractmethod
-    def push(self, token: int) -> str:
+    def push(self, token: SupportsInt) -> str:
         """The text that is certain after one more token; often one character, sometimes none."""
 
     @abc.abstractmethod
@@ -39,7 +40,7 @@ class Tokenizer(abc.ABC):
         except with the byte tokenizer."""
 
     @abc.abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         """Text; bytes that are no character become U+FFFD."""
 
     @abc.abstractmethod

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import SupportsInt
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class ByteTokenizer(Tokenizer):
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
         return np.frombuffer(data, dtype=np.uint8)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         return bytes(int(i) for i in ids).decode("utf-8", "replace")
 
     def stream(self) -> TextStream:
@@ -43,7 +44,7 @@ class _ByteStream(TextStream):
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def push(self, token: int) -> str:
+    def push(self, token: SupportsInt) -> str:
         return self._decoder.decode(bytes([int(token)]))
 
     def finish(self) -> str:

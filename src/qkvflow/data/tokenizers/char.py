@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import SupportsInt
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class CharTokenizer(Tokenizer):
             )
         return ids.astype(self.dtype)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         symbols = self.alphabet + UNKNOWN * self.unknown
         return "".join(symbols[int(i)] for i in ids)
 
@@ -84,7 +85,7 @@ class _CharStream(TextStream):
     def __init__(self, tokenizer: CharTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def push(self, token: int) -> str:
+    def push(self, token: SupportsInt) -> str:
         return self._tokenizer.decode([token])
 
     def finish(self) -> str:

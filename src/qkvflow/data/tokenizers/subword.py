@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import SupportsInt
 
 import numpy as np
 import tokenizers as hf
@@ -46,7 +47,7 @@ class SubwordTokenizer(Tokenizer):
         encodings = self.backend.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[SupportsInt]) -> str:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> TextStream:
@@ -70,7 +71,7 @@ class _SubwordStream(TextStream):
         self._shown: list[int] = []
         self._held: list[int] = []
 
-    def push(self, token: int) -> str:
+    def push(self, token: SupportsInt) -> str:
         self._held.append(int(token))
         text = self._pending()
         if not text or text.endswith("\ufffd"):
