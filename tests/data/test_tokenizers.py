@@ -181,8 +181,16 @@ def test_mistakes_have_one_line(spec: str, says: str, tiny: Corpus):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", '{"qkvflow": "char"}', '{"qkvflow": "word"}', '{"model": {"type": "X"}}']
-    + ['{"qkvflow": "char", "alphabet": "aa", "unknown": false}'],
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"qkvflow": "char"}',
+        '{"qkvflow": "word"}',
+        '{"qkvflow": "char", "alphabet": "aa", "unknown": false}',
+        '{"model": {"type": "X"}}',
+    ],
 )
 def test_a_damaged_or_foreign_file_is_refused(content: str, tmp_path: Path):
     path = tmp_path / "tokenizer.json"

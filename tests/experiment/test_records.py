@@ -53,11 +53,13 @@ def test_round_trip(tmp_path: Path):
 
 def test_numbers_that_json_lacks_become_null(tmp_path: Path):
     path = tmp_path / "x.json"
-    write_json(path, {"a": float("nan"), "b": [float("-inf"), np.float32(1.5), np.int64(2)], 3: ()})
+    write_json(
+        path, {"a": float("nan"), "b": [float("-inf"), np.float32(1.5), np.int64(2)], "c": ()}
+    )
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
         "a": None,
         "b": [None, 1.5, 2],
-        "3": [],
+        "c": [],
     }
 
 

@@ -31,7 +31,12 @@ class AbstractField(eqx.Module):
 
 def at_one(field: AbstractField, t: Depth) -> Any:
     """`at` for a field that has only one way to make a block: a stack of one."""
-    return jax.tree.map(lambda leaf: leaf[0], field.stack(jnp.asarray(t, jnp.float32)[None]))
+    return take(field.stack(jnp.asarray(t, jnp.float32)[None]), 0)
+
+
+def take(blocks: Any, index: int) -> Any:
+    """One block of a stack."""
+    return jax.tree.map(lambda leaf: leaf[index], blocks)
 
 
 def repeat(block: Any, depth: int) -> Any:

@@ -6,10 +6,9 @@ It answers only for the depths it was made for, which is all a scheme with fixed
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 
-from qkvflow.fields.base import AbstractField, Depth, Depths
+from qkvflow.fields.base import AbstractField, Depth, Depths, take
 
 
 class Tabulated(AbstractField):
@@ -21,11 +20,9 @@ class Tabulated(AbstractField):
         return self.blocks[self.depths.index(tuple(np.asarray(ts).tolist()))]
 
     def at(self, t: Depth) -> Any:
-        for index, depths in enumerate(self.depths):
+        for blocks, depths in zip(self.blocks, self.depths, strict=True):
             if float(t) in depths:
-                return jax.tree.map(
-                    lambda leaf, at=depths.index(float(t)): leaf[at], self.blocks[index]
-                )
+                return take(blocks, depths.index(float(t)))
         raise ValueError(f"no block was made for depth {t}")
 
 

@@ -23,7 +23,10 @@ from qkvflow.fields.base import Depths
 
 
 class AbstractTimeFeatures(eqx.Module):
-    size: eqx.AbstractVar[int]
+    @property
+    @abc.abstractmethod
+    def size(self) -> int:
+        """How many features there are."""
 
     @abc.abstractmethod
     def __call__(self, ts: Depths) -> Float[Array, "depth features"]:

@@ -15,7 +15,6 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import Block
 from qkvflow.errors import UserError, unknown
@@ -71,7 +70,7 @@ class Adaptive(AbstractScheme):
         solver = _solver(self.solver)
         import diffrax
 
-        def f(t: Float[Array, ""], x: State, args: Any) -> State:
+        def f(t: Any, x: State, args: Any) -> State:
             block = prepare(field.at(t))
             return horizon * total_increment(block, x, evaluation(None)).astype(x.dtype)
 
@@ -95,6 +94,7 @@ class Adaptive(AbstractScheme):
             throw=False,
         )
         states = solution.ys
+        assert states is not None
         evaluations = solution.stats["num_steps"] * solver.num_stages_estimate
         return Solution(
             states[-1],

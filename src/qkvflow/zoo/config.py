@@ -210,7 +210,7 @@ def _typed(field: dataclasses.Field, value: Any) -> Any:
     kinds = get_args(field.type) or (field.type,)
     if value is None and NoneType in kinds:
         return None
-    kind = kinds[0]
+    kind: Any = kinds[0]
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):

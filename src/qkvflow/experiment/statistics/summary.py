@@ -11,6 +11,8 @@ from qkvflow.experiment.statistics.pairing import mean_budget
 
 LEVEL = 0.95
 SPLITS = ("validation", "test")
+# The perplexity of a diverged run can be a number whose square is none.
+LARGEST = 1e100
 UNITS = ("nats", "bits_per_byte", "perplexity")
 
 
@@ -52,7 +54,7 @@ def _model(records: Records, label: str, *, resamples: int, seed: int) -> dict[s
 def _metric(
     runs: Sequence[Record], split: str, unit: str, *, resamples: int, seed: int
 ) -> dict[str, Any]:
-    pairs = [(run.seed, run.loss(split, unit)) for run in runs]
+    pairs = [(run.seed, _bounded(run.loss(split, unit))) for run in runs]
     values = np.array([value for _, value in pairs if value is not None])
     n = values.size
     sd = float(values.std(ddof=1)) if n > 1 else None
@@ -70,9 +72,13 @@ def _metric(
         "bca_interval": bca_interval(values, LEVEL, resamples=resamples, generator=generator),
         "values": [{"seed": s, "value": value} for s, value in pairs if value is not None],
         "missing": [
-            {"seed": s, "reason": f"{split} {unit} is absent or not finite"}
+            {"seed": s, "reason": f"{split} {unit} is absent, not finite or above {LARGEST:g}"}
             for s, value in pairs
             if value is None
         ],
         "reason": reason,
     }
+
+
+def _bounded(value: float | None) -> float | None:
+    return None if value is None or value > LARGEST else value
