@@ -157,7 +157,7 @@ def _difference(pair: Pairing, family: dict[str, Any]) -> dict[str, Any]:
         "df": float(pair.contrast.df),
         "interval": interval(*pair.contrast.limits(level), level),
         "simultaneous_interval": interval(*pair.contrast.limits(all_level), all_level),
-        "reason": None if pair.is_paired else pair.reason,
+        "reason": None,
     }
 
 
