@@ -67,7 +67,7 @@ class NgramModel:
                 )
             )
             # The n-gram that ends at i is the history of token i + 1.
-            history, histories = rank[:-1], len(unique)
+            history, histories = rank[:-1], max(len(unique), 1)
         return cls(vocab_size, orders)
 
     def log_probabilities(
@@ -87,14 +87,15 @@ class NgramModel:
             rank, counts = _look_up(order, history, words, self.vocab_size)
             known = history >= 0
             total = np.where(known, order.history_counts[history], 0)
+            # The first tokens have no history of this length: the lower order is their best.
+            usable = np.arange(len(words)) >= len(rows)
             if smoothing == "witten-bell":
                 kinds = np.where(known, order.followers[history], 0)
                 mixed = (counts + kinds * lower) / np.maximum(total + kinds, 1)
+                # The last history of the train split is known, but nothing was seen after it.
+                usable &= kinds > 0
             else:
                 mixed = (counts + k) / (total + k * self.vocab_size)
-                # The first tokens have no history of this length: their best is the lower order.
-            started = np.arange(len(words)) >= len(rows)
-            usable = started & known if smoothing == "witten-bell" else started
             lower = np.where(usable, mixed, lower)
             rows.append(np.log(lower))
             history = np.concatenate([np.full(min(1, len(words)), -1), rank[:-1]])

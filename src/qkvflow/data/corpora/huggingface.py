@@ -96,9 +96,7 @@ class HuggingFace(CorpusKind):
         directory = cache_dir("corpora") / hashlib.sha256(key.encode()).hexdigest()[:32]
         if not is_complete(directory):
             streams = _open(spec, named, copy.files if copy else None, copy.format if copy else "")
-            documents = {
-                split: _documents(rows, spec, named.articles) for split, rows in streams.items()
-            }
+            documents = {split: _documents(rows, spec, named) for split, rows in streams.items()}
             with building(directory) as temporary:
                 limits = (train_limit, held_limit, held_limit)
                 _store(temporary, spec, documents, shares, limits)
@@ -124,24 +122,42 @@ def _open(
         raise UserError(
             f"'{spec.text}' needs the datasets library; pip install 'qkvflow[datasets]'"
         ) from None
+    load: Any = datasets.load_dataset
     try:
         if files is not None:
             # A line of WikiText is a row of it; any other text file is one document.
             how = {"sample_by": "line" if named.articles else "document"}
-            extra = how if format == "text" else {}
-            return dict(datasets.load_dataset(format, data_files=files, streaming=True, **extra))
-        return dict(datasets.load_dataset(named.path, named.config, streaming=True))
+            how = how if format == "text" else {}
+            return dict(load(format, data_files=files, streaming=True, **how))
+        return dict(load(named.path, named.config, streaming=True))
     except Exception as error:  # The library has dozens of errors for 'cannot be had'.
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"cannot get {named.path}: {first[:200]}; without network, download it elsewhere and "
-            f"point at the copy, --data '{spec.text}' --data-dir DIR"
-        ) from error
+        raise _unavailable(spec, named, error) from error
 
 
-def _documents(rows: Iterable[dict[str, Any]], spec: Spec, articles: bool) -> Iterator[bytes]:
-    texts = _texts(rows, spec)
-    return _articles(texts) if articles else map(_ended, texts)
+def _unavailable(spec: Spec, named: Named, error: Exception) -> UserError:
+    first = (str(error).splitlines() or [""])[0] or type(error).__name__
+    return UserError(
+        f"cannot read {named.path}: {first[:200]}; without network, download it elsewhere and "
+        f"point at the copy, --data '{spec.text}' --data-dir DIR"
+    )
+
+
+def _documents(rows: Iterable[dict[str, Any]], spec: Spec, named: Named) -> Iterator[bytes]:
+    texts = _texts(_readable(rows, spec, named), spec)
+    return _articles(texts) if named.articles else map(_ended, texts)
+
+
+def _readable(rows: Iterable[dict[str, Any]], spec: Spec, named: Named) -> Iterator[dict[str, Any]]:
+    """Rows come over a network, or from files that may be damaged: any may fail."""
+    stream = iter(rows)
+    while True:
+        try:
+            row = next(stream)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _unavailable(spec, named, error) from error
+        yield row
 
 
 def _texts(rows: Iterable[dict[str, Any]], spec: Spec) -> Iterator[str]:
