@@ -15,11 +15,13 @@ from qkvflow.experiment.statistics import compare_pairs
 from qkvflow.experiment.statistics.contrast import Contrast, holm, paired, welch
 from qkvflow.experiment.statistics.effects import (
     detectable_difference,
+    hedges_g,
     improvement,
     small_sample_correction,
     standardiser_df,
 )
 from qkvflow.experiment.statistics.intervals import bca_limits, t_limits
+from qkvflow.experiment.statistics.noncentral import cdf
 
 TRIALS = 20_000
 MODELS, SEEDS = 5, 5
@@ -138,6 +140,32 @@ def test_hedges_g_is_all_but_unbiased(correlation: float):
     assert g.mean() == pytest.approx(1.0, abs=0.04)
     # What is corrected is not small: uncorrected, the effect is overstated by a tenth or more.
     assert d.mean() > 1.09
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.7])
+@pytest.mark.parametrize("effect", [0.5, 1.0, 3.0])
+def test_hedges_g_intervals_cover(correlation: float, effect: float):
+    trials = 2_000
+    generator = np.random.default_rng(13)
+    shared = generator.normal(size=(trials, SEEDS)) * correlation**0.5
+    own = generator.normal(size=(2, trials, SEEDS)) * (1 - correlation) ** 0.5
+    a, b = shared + own[0] + effect, shared + own[1]
+    contrast = paired(a, b)
+    standardiser = np.sqrt((a.var(axis=-1, ddof=1) + b.var(axis=-1, ddof=1)) / 2)
+    # The interval holds the true effect exactly when its noncentrality leaves no small tail.
+    noncentrality = effect * standardiser / contrast.standard_error
+    below = np.array(
+        [
+            cdf(t, SEEDS - 1.0, d)
+            for t, d in zip(contrast.t.tolist(), noncentrality.tolist(), strict=True)
+        ]
+    )
+    inside = (below > 0.025) & (below < 0.975)
+    assert 0.92 < inside.mean() < 0.985
+    for trial in range(5):
+        single = paired(a[trial], b[trial])
+        g = hedges_g(a[trial], b[trial], single, is_paired=True, level=0.95)
+        assert (g.low < effect < g.high) == inside[trial]
 
 
 @pytest.mark.parametrize("is_paired", [True, False])

@@ -240,6 +240,10 @@ def test_hedges_g_by_hand():
     assert g.standardiser == pytest.approx(math.sqrt(0.022))
     assert g.estimate == pytest.approx(j * -1.348400, rel=1e-6)
     assert g.low < g.estimate < g.high
+    # Noncentralities at which t = -2 on 4 degrees of freedom leaves 2.5 % on one side.
+    for limit, share in ((g.low, 0.025), (g.high, 0.975)):
+        noncentrality = limit * math.sqrt(0.022) / 0.1
+        assert stats.nct.sf(-2.0, 4, noncentrality) == pytest.approx(share, abs=1e-6)
     # The interval leaves out zero exactly when the test rejects.
     level = 1 - float(paired(A, B).p)
     assert hedges_g(A, B, paired(A, B), is_paired=True, level=level).high == pytest.approx(0)

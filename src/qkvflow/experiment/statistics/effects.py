@@ -63,12 +63,16 @@ def standardiser_df(a: ArrayLike, b: ArrayLike, *, is_paired: bool) -> Any:
 def hedges_g(
     a: ArrayLike, b: ArrayLike, contrast: Contrast, *, is_paired: bool, level: float
 ) -> HedgesG:
-    """Hedges' g of one pair with its interval (Algina and Keselman 2003)."""
+    """Hedges' g of one pair with its interval (Algina and Keselman 2003).
+
+    The limits are of the true standardised difference and take no small-sample correction: it
+    removes the bias of the estimate, and applied to the limits it would cost coverage.
+    """
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     standardiser = float(np.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2))
     correction = float(small_sample_correction(standardiser_df(a, b, is_paired=is_paired)))
     low, high = noncentrality_limits(float(contrast.t), float(contrast.df), level)
-    scale = correction * float(contrast.standard_error) / standardiser
+    scale = float(contrast.standard_error) / standardiser
     return HedgesG(
         estimate=correction * float(contrast.estimate) / standardiser,
         low=low * scale,
