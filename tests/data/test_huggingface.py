@@ -126,6 +126,27 @@ def test_a_dataset_without_splits_is_divided_by_content(tmp_path: Path):
     assert len(two.test) == 0
 
 
+def test_a_limit_ends_the_stream(tmp_path: Path):
+    """Rows after the last one wanted are never read: the last line here cannot be."""
+    path = tmp_path / "d" / "part.jsonl"
+    path.parent.mkdir()
+    for shard in range(40):
+        rows = [json.dumps({"text": f"document {shard} {i}"}) + "\n" for i in range(50)]
+        path.with_name(f"part{shard:02}.jsonl").write_text("".join(rows))
+    path.with_name("part99.jsonl").write_text('{"text": broken\n')
+    sizes = {
+        spec: [len(split) for split in documents(load_corpus(spec, data_dir=path.parent))]
+        for spec in ("hf:x?documents=100", "hf:x?documents=100&held_out=20")
+    }
+    first, second = sizes.values()
+    assert first[0] == 100
+    assert 0 < first[1] < 20
+    assert 0 < first[2] < 20
+    assert second == [100, 20, 20]
+    with pytest.raises(UserError, match="cannot read x"):
+        load_corpus("hf:x?held_out=20", data_dir=path.parent)  # Train is wanted to its end.
+
+
 def test_official_splits_are_completed_without_sharing(tmp_path: Path):
     write_parquet(tmp_path / "c4" / "en" / "train.parquet", [f"t {i}" for i in range(50)])
     write_parquet(tmp_path / "c4" / "en" / "validation.parquet", [f"v {i}" for i in range(50)])

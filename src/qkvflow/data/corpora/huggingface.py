@@ -253,9 +253,13 @@ def _store(
                 part = wanted[0] if len(wanted) == 1 else share_of(document, given)
                 tally = tallies[part]
                 if limits[part] and tally.documents >= limits[part]:
-                    if all(limits[p] and tallies[p].documents >= limits[p] for p in wanted):
+                    # A full train split ends the stream, unless the others have limits of their
+                    # own to fill: it must not be read to its end for shares nobody limited.
+                    asked = (
+                        [p for p in wanted if limits[p]] if 0 in wanted and limits[0] else wanted
+                    )
+                    if all(limits[p] and tallies[p].documents >= limits[p] for p in asked):
                         break
-                    # Without official splits the train share fills long before the others.
                     continue
                 tally.begin(len(document))
                 tally.add(document)
