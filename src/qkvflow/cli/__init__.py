@@ -14,6 +14,10 @@ from qkvflow.errors import UserError, unknown
 
 VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
+    "train": "train a model on text",
+    "resume": "continue a run from its last checkpoint",
+    "eval": "the loss of a trained model on a whole split",
+    "export": "write a trained model as safetensors, JSON and a model card",
 }
 """Verb to its one-line help; the module is `qkvflow.cli.VERB` with - as _."""
 

@@ -1,0 +1,97 @@
+"""`qkvflow train`: a model from text."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from qkvflow.cli.options import add_config_options
+from qkvflow.errors import UserError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", required=True, metavar="DIR", help="the run directory to make")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file; options go on top of it")
+    parser.add_argument("--label", help="how records call this run (default: the model's name)")
+    add_config_options(parser)
+    add_output_options(parser)
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    parser.add_argument("--json", action="store_true", help="print the final record, and only it")
+    parser.add_argument("--no-samples", action="store_true", help="no generated text on the way")
+
+
+def run(args: argparse.Namespace) -> int:
+    from qkvflow.training import load_config, parse_overrides, train
+
+    given = {key for key, _ in args.overrides}
+    if {"train.steps", "train.tokens"} <= given:
+        raise UserError("--steps and --tokens are two budgets; give one of them")
+    config = load_config(args.config, parse_overrides(args.overrides))
+    return report(
+        args,
+        Path(args.out),
+        lambda reporter, sample: train(
+            config, args.out, sample=sample, reporter=reporter, label=args.label
+        ),
+    )
+
+
+def report(
+    args: argparse.Namespace, directory: Path, work: Callable[[Any, Any], dict[str, Any]]
+) -> int:
+    """Run `work(reporter, sample)` and say how it ended; returns the exit code."""
+    from qkvflow.training import Diverged, Interrupted
+    from qkvflow.training.reporter import Plain, Rich, Silent
+    from qkvflow.training.rundir import to_json
+
+    silent = args.quiet or args.json
+    reporter = Silent() if silent else Rich() if sys.stdout.isatty() else Plain()
+    try:
+        record = work(reporter, None if args.no_samples else _sample)
+    except Interrupted as stopped:
+        print(f"qkvflow: {stopped}", file=sys.stderr)
+        return 128 + stopped.signum
+    except Diverged as error:
+        print(f"qkvflow: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(to_json(record, 1))
+    elif not args.quiet:
+        print(summary(record, directory))
+    return 0
+
+
+def summary(record: dict[str, Any], directory: Path) -> str:
+    """The last lines of a run: what came out, and where everything is."""
+    losses, speed, memory = record["losses"], record["speed"], record["memory"]
+    lines = [
+        f"finished: {record['budget']['steps']:,} steps, {record['budget']['tokens']:,} tokens in "
+        f"{speed['seconds']:.1f} s ({speed['tokens_per_second'] or 0:,.0f} tokens/s, compilation "
+        f"{speed['compile_seconds']:.1f} s, peak memory "
+        f"{memory['peak_resident_bytes'] / 2**20:,.0f} MiB)"
+    ]
+    for split in ("validation", "test"):
+        if losses[split] is not None:
+            each = losses[split]
+            lines.append(
+                f"{split:>10}: {each['nats']:.4f} ± {each['standard_error'] or 0:.4f} nats/token, "
+                f"{each['bits_per_byte']:.4f} bits/byte, perplexity {each['perplexity']:.2f} "
+                f"(step {losses['selected_step']})"
+            )
+    if record["skipped_updates"]:
+        lines.append(f"{record['skipped_updates']} updates were skipped as not finite")
+    names = ("config.yaml", "metrics.jsonl", "record.json", "samples.txt", "loss.png")
+    there = [name for name in (*names, "checkpoints") if (directory / name).exists()]
+    lines.append(f"in {directory}: {', '.join(there)}")
+    lines.append(f"next: qkvflow eval {directory}   qkvflow generate {directory} --prompt TEXT")
+    return "\n".join(lines)
+
+
+def _sample(model: Any, tokenizer: Any, seed: int) -> str:
+    from qkvflow.inference import sample_text
+
+    return sample_text(model, tokenizer, seed=seed)

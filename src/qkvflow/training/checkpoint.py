@@ -1,0 +1,151 @@
+"""Checkpoints by Orbax: written in the background, atomic, the last few and the best kept.
+
+A checkpoint is the whole `State` and a small JSON document: what the host knew at that step, and
+what has to be the same when the run goes on (see `resume_rules`).
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from qkvflow.errors import UserError
+from qkvflow.training.config import CheckpointConfig
+from qkvflow.training.rundir import CHECKPOINTS, cannot_write
+from qkvflow.training.step import State
+
+# Orbax reports every save; what matters to the user is raised as an error.
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+class Checkpoints:
+    """The checkpoints of a run directory."""
+
+    def __init__(
+        self, directory: Path, config: CheckpointConfig | None = None, *, read_only: bool = False
+    ) -> None:
+        self._run = directory
+        self._policy = _LastAndBest(config.keep if config else None)
+        options = ocp.CheckpointManagerOptions(
+            create=not read_only,
+            read_only=read_only,
+            cleanup_tmp_directories=not read_only,
+            enable_async_checkpointing=not read_only,
+            preservation_policy=self._policy,
+        )
+        try:
+            self._manager = ocp.CheckpointManager(
+                (directory / CHECKPOINTS).absolute(),
+                options=options,
+                item_handlers={
+                    "state": ocp.StandardCheckpointHandler(),
+                    "host": ocp.JsonCheckpointHandler(),
+                },
+            )
+        except OSError as error:
+            raise cannot_write(directory, error.strerror or str(error)) from error
+
+    def steps(self) -> list[int]:
+        """Steps that have a whole checkpoint."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: State, host: dict[str, Any], step: int, best: int | None) -> None:
+        """Begin to save; the arrays are copied before this returns, so the state may be donated.
+
+        `best` is the step to keep besides the latest.
+        """
+        self._policy.best = best
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_by_path(state)), host=ocp.args.JsonSave(host)
+                ),
+                force=True,
+            )
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def wait(self) -> None:
+        """Until everything that was begun is on disk."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def restore_host(self, step: int) -> dict[str, Any]:
+        """The JSON document of a checkpoint."""
+        try:
+            args = ocp.args.Composite(host=ocp.args.JsonRestore())
+            return self._manager.restore(step, args=args)["host"]
+        except Exception as error:
+            raise self._unreadable(step, error) from None
+
+    def restore(self, step: int, like: State) -> State:
+        """The state of a checkpoint, in the shapes (and shardings) of `like`."""
+        shapes = _by_path(like)
+        try:
+            saved = self._manager.item_metadata(step)["state"]
+            differs = _difference(saved, shapes)
+        except Exception as error:
+            raise self._unreadable(step, error) from None
+        if differs is not None:
+            raise UserError(
+                f"the checkpoint of step {step} in {self._run} is of another model: {differs}"
+            )
+        try:
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
+            flat = self._manager.restore(step, args=args)["state"]
+        except Exception as error:
+            raise self._unreadable(step, error) from None
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        return jax.tree.unflatten(structure, [flat[_name(path)] for path, _ in leaves])
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _failed(self, error: Exception) -> UserError:
+        text = " ".join(str(error).split()) or type(error).__name__
+        why = "No space left on device" if "No space left" in text else text[:200]
+        return cannot_write(self._run, why)
+
+    def _unreadable(self, step: int, error: Exception) -> UserError:
+        text = " ".join(str(error).split())[:160]
+        return UserError(
+            f"the checkpoint of step {step} in {self._run} cannot be read ({text}); delete "
+            f"{self._run / CHECKPOINTS / str(step)} to go on from the one before"
+        )
+
+
+class _LastAndBest(ocp.checkpoint_managers.PreservationPolicy):
+    """Keeps the latest `last` checkpoints (all, if None) and the one of step `best`."""
+
+    def __init__(self, last: int | None) -> None:
+        self.last = last
+        self.best: int | None = None
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        first = 0 if self.last is None else len(checkpoints) - self.last
+        return [index >= first or info.step == self.best for index, info in enumerate(checkpoints)]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path)
+
+
+def _by_path(state: State) -> dict[str, Any]:
+    """A flat dictionary: its names do not depend on how a tree library writes its nodes."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {_name(path): leaf for path, leaf in leaves}
+
+
+def _difference(saved: Any, wanted: dict[str, Any]) -> str | None:
+    """The first way in which a checkpoint does not fit, or None."""
+    found = {key: tuple(value.shape) for key, value in dict(saved).items()}
+    expected = {key: tuple(value.shape) for key, value in wanted.items()}
+    for key in sorted(found.keys() | expected.keys()):
+        if found.get(key) != expected.get(key):
+            return f"{key} is {found.get(key, 'absent')}, wanted {expected.get(key, 'absent')}"
+    return None

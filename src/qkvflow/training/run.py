@@ -1,0 +1,367 @@
+"""A run from its configuration to its record: `train`, `resume` and `load_run`.
+
+This is the one place of the room where a configuration becomes a model.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from qkvflow.data import (
+    EncodedCorpus,
+    Tokenizer,
+    encode_corpus,
+    get_tokenizer,
+    load_corpus,
+    load_tokenizer,
+    require_context,
+)
+from qkvflow.errors import UserError
+from qkvflow.lm import LanguageModel
+from qkvflow.paths import cache_dir
+from qkvflow.training import rundir
+from qkvflow.training.checkpoint import Checkpoints
+from qkvflow.training.config import RunConfig, make_config
+from qkvflow.training.config_files import read_yaml, write_yaml
+from qkvflow.training.evaluate import Evaluator
+from qkvflow.training.figure import draw_losses
+from qkvflow.training.loop import Diverged, Loop, Progress, Sample
+from qkvflow.training.optim import evaluation_params, optimiser
+from qkvflow.training.record import make_record, now
+from qkvflow.training.reporter import Reporter, Silent
+from qkvflow.training.resume_rules import check_config, check_data, check_devices
+from qkvflow.training.schedule import make_schedule
+from qkvflow.training.step import State, init_state, model_key, split_model
+from qkvflow.training.track import make_tracker
+from qkvflow.zoo import abstract, build_config
+
+
+def train(
+    config: RunConfig,
+    out: str | Path,
+    *,
+    sample: Sample | None = None,
+    reporter: Reporter | None = None,
+    label: str | None = None,
+) -> dict[str, Any]:
+    """Train a model in a fresh run directory; returns the content of its `record.json`.
+
+    `sample(model, tokenizer, seed)` makes the text shown at evaluations. A user's mistake is a
+    `UserError`; a signal ends in `Interrupted`, a loss that stays non-finite in `Diverged`.
+    """
+    use_compilation_cache()
+    directory = Path(out)
+    abstract(config.model.config, vocab_size=2)  # Impossible shapes are refused before any work.
+    if (directory / rundir.CONFIG).exists():
+        rundir.create(directory)  # Refuses, before the corpus is read.
+    encoded = load_data(config)
+    rundir.create(directory)
+    with rundir.locked(directory):
+        with rundir.writing(directory, resumable=False):
+            encoded.tokenizer.save(directory)
+            rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+        return _run(config, directory, encoded, sample, reporter or Silent(), label, [])
+
+
+def resume(
+    directory: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    extend: bool = False,
+    sample: Sample | None = None,
+    reporter: Reporter | None = None,
+) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, to what it would have been uninterrupted.
+
+    `overrides` may change what does not change the computation; `extend` allows more steps under
+    a schedule that depends on their number.
+    """
+    use_compilation_cache()
+    directory = Path(directory)
+    written = read_run_config(directory)
+    config = make_config(written, overrides or {})
+    finished = read_record(directory)
+    if finished and finished["status"] == "finished" and config == make_config(written):
+        (reporter or Silent()).note(f"{directory} is finished; nothing to do")
+        return finished
+    with rundir.locked(directory):
+        encoded = load_data(config)
+        label = (finished or {}).get("label")
+        notes = _check(config, written, directory, encoded, extend)
+        with rundir.writing(directory):
+            rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+        return _run(config, directory, encoded, sample, reporter or Silent(), label, notes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model, ready to use."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: RunConfig
+    step: int | None = None
+    """The step its weights are of, for a run directory."""
+
+
+def load_run(directory: str | Path, *, step: int | str = "best") -> Trained:
+    """The model of a run directory: at its best checkpoint, its `last`, or one of a number."""
+    directory = Path(directory)
+    config = make_config(read_run_config(directory))
+    tokenizer = load_tokenizer(directory / rundir.TOKENIZER)
+    checkpoints = Checkpoints(directory, read_only=True)
+    try:
+        chosen, host = _choose(directory, checkpoints, step)
+        params, static = _abstract_model(config, tokenizer.vocab_size)
+        state = checkpoints.restore(chosen, _abstract_state(config, params, host))
+    finally:
+        checkpoints.close()
+    chosen_params = evaluation_params(config.optim, state.opt_state, state.params)
+    return Trained(eqx.combine(chosen_params, static), tokenizer, config, chosen)
+
+
+def load_data(config: RunConfig) -> EncodedCorpus:
+    """The corpus of a configuration as tokens, checked against its context."""
+    data = config.data
+    directory = None if data.dir is None else Path(data.dir)
+    corpus = load_corpus(data.spec, data_dir=directory, seed=data.seed)
+    encoded = encode_corpus(corpus, get_tokenizer(data.tokenizer, corpus), progress=True)
+    require_context(encoded, config.context)
+    return encoded
+
+
+def read_run_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a run directory, as written."""
+    if not (directory / rundir.CONFIG).exists():
+        what = "is not a run directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; give the --out of a 'qkvflow train'")
+    return read_yaml(directory / rundir.CONFIG)
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """`record.json`, or None if the run has not ended."""
+    import json
+
+    try:
+        return json.loads((directory / rundir.RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs in the user's cache directory, unless JAX is told otherwise."""
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
+        return
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir("xla")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def _abstract_model(config: RunConfig, vocab_size: int) -> tuple[Any, Any]:
+    """Shapes of the arrays, and the rest of the model."""
+    model = abstract(config.model.config, vocab_size=vocab_size)
+    return eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+
+def _abstract_state(config: RunConfig, params: Any, host: dict[str, Any]) -> State:
+    schedule = make_schedule(config.optim, config.train.steps)
+    return jax.eval_shape(lambda p: init_state(p, optimiser(config.optim, schedule)), params)
+
+
+def _choose(
+    directory: Path, checkpoints: Checkpoints, step: int | str
+) -> tuple[int, dict[str, Any]]:
+    steps = checkpoints.steps()
+    if not steps:
+        raise UserError(f"{directory} has no checkpoint yet; let the run reach one")
+    if step in ("best", "last"):
+        host = checkpoints.restore_host(steps[-1])
+        best = host["progress"]["best_step"]
+        return (best if step == "best" and best in steps else steps[-1]), host
+    if step not in steps:
+        known = ", ".join(map(str, steps))
+        raise UserError(f"{directory} has no checkpoint of step {step}; it has {known}")
+    return int(step), checkpoints.restore_host(int(step))
+
+
+def _check(
+    config: RunConfig,
+    written: dict[str, Any],
+    directory: Path,
+    encoded: EncodedCorpus,
+    extend: bool,
+) -> list[str]:
+    """Against the last checkpoint, or, before the first, against the configuration alone."""
+    checkpoints = Checkpoints(directory, read_only=True)
+    try:
+        steps = checkpoints.steps()
+        if not steps:
+            return check_config(written, config, step=0, extend=extend)
+        host = checkpoints.restore_host(steps[-1])
+    finally:
+        checkpoints.close()
+    notes = check_config(host["config"], config, step=steps[-1], extend=extend)
+    check_data(host["data"], encoded.describe(), encoded.tokenizer.identity)
+    return notes + check_devices(host["devices"], jax.device_count())
+
+
+def _run(
+    config: RunConfig,
+    directory: Path,
+    encoded: EncodedCorpus,
+    sample: Sample | None,
+    reporter: Reporter,
+    label: str | None,
+    notes: list[str],
+) -> dict[str, Any]:
+    data = {
+        "sha256": encoded.corpus.sha256,
+        "tokenizer_identity": encoded.tokenizer.identity,
+    }
+    fingerprint = {"config": config.to_dict(), "data": data, "devices": jax.device_count()}
+    with _opened(directory, config) as (checkpoints, tracker):
+        params, static = _abstract_model(config, encoded.tokenizer.vocab_size)
+        loop = Loop(
+            config, directory, static, encoded, checkpoints, fingerprint, reporter, tracker, sample
+        )
+        state, progress = _begin(loop, params)
+        progress.label = label or progress.label or config.model.name
+        progress.started = progress.started or now()
+        with rundir.writing(directory):
+            rundir.cut_back(directory, progress.step, progress.samples_bytes)
+        lines = [*notes, *_describe(loop, params, progress)]
+        reporter.start(first_step=progress.step, steps=config.train.steps, lines=lines)
+        try:
+            state = loop.run(state, progress)
+            record = _finish(loop, state, params, progress)
+        except Diverged as error:
+            _write_record(loop, params, progress, error=str(error))
+            raise
+        finally:
+            reporter.stop()
+    if (problem := draw_losses(directory)) is not None:
+        reporter.note(problem)
+    return record
+
+
+@contextmanager
+def _opened(directory: Path, config: RunConfig) -> Iterator[tuple[Checkpoints, Any]]:
+    tracker = make_tracker(directory, config)
+    try:
+        checkpoints = Checkpoints(directory, config.checkpoint)
+        try:
+            yield checkpoints, tracker
+        finally:
+            checkpoints.close()
+    finally:
+        tracker.close()
+
+
+def _begin(loop: Loop, params: Any) -> tuple[State, Progress]:
+    """The state of the last checkpoint, or fresh weights from the seed."""
+    steps = loop.checkpoints.steps()
+    if steps:
+        host = loop.checkpoints.restore_host(steps[-1])
+        like = _abstract_state(loop.config, params, host)
+        progress = Progress(**host["progress"])
+        # A run that had reached its end goes on when it was given more steps.
+        progress.done = progress.done and progress.step >= loop.config.train.steps
+        return loop.checkpoints.restore(steps[-1], like), progress
+    key = model_key(loop.config.train.seed)
+    vocab_size = loop.encoded.tokenizer.vocab_size
+    model = build_config(loop.config.model.config, vocab_size=vocab_size, key=key)
+    return init_state(split_model(model)[0], loop.optimiser), Progress()
+
+
+def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:
+    config, encoded = loop.config, loop.encoded
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    lines = [
+        f"{config.model.name}: {weights:,} parameters; {encoded.corpus.spec}: "
+        f"{len(encoded.train):,} train tokens ({encoded.tokenizer.name}, vocabulary "
+        f"{encoded.tokenizer.vocab_size}); {config.train.steps:,} steps of "
+        f"{config.tokens_per_step:,} tokens; seed {config.train.seed}"
+    ]
+    if encoded.corpus.floor is not None:
+        lines.append(f"the entropy rate of this source is {encoded.corpus.floor:.4f} nats/token")
+    if progress.step:
+        lines.append(f"resuming at step {progress.step}")
+    return lines
+
+
+def _finish(loop: Loop, state: State, params: Any, progress: Progress) -> dict[str, Any]:
+    """Whole-split losses at the selected checkpoint, and the record."""
+    selected, final = progress.step, state
+    wanted = progress.best_step if loop.config.checkpoint.best else None
+    loop.checkpoints.wait()
+    if wanted is not None and wanted != progress.step:
+        if wanted in loop.checkpoints.steps():
+            like = _abstract_state(loop.config, params, {})
+            selected, final = wanted, loop.checkpoints.restore(wanted, like)
+        else:
+            loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
+    chosen = loop.params(final)
+    evaluations = {}
+    for name in ("validation", "test"):
+        split = getattr(loop.encoded, name)
+        if len(split) < 2:
+            evaluations[name] = None
+            continue
+        evaluations[name] = Evaluator(
+            loop.static,
+            split,
+            context=loop.config.context,
+            batch_size=loop.evaluation_batch,
+        )(chosen)
+    return _write_record(loop, params, progress, selected_step=selected, **evaluations)
+
+
+def _write_record(
+    loop: Loop,
+    params: Any,
+    progress: Progress,
+    *,
+    error: str | None = None,
+    selected_step: int | None = None,
+    validation: Any = None,
+    test: Any = None,
+) -> dict[str, Any]:
+    record = make_record(
+        loop.config,
+        eqx.combine(params, loop.static),
+        loop.encoded,
+        label=progress.label or loop.config.model.name,
+        error=error,
+        steps=progress.step,
+        skipped=progress.skipped,
+        seconds=progress.seconds,
+        compile_seconds=progress.compile_seconds,
+        program_bytes=loop.program_bytes,
+        train_loss=_train_loss(loop.directory, progress.step),
+        validation=validation,
+        test=test,
+        selected_step=selected_step,
+        started=progress.started or now(),
+    )
+    with rundir.writing(loop.directory):
+        rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
+    return record
+
+
+def _train_loss(directory: Path, steps: int) -> float | None:
+    """The mean of the lines of the last tenth of training."""
+    lines = [
+        line
+        for line in rundir.read_lines(directory / rundir.METRICS)
+        if line.get("kind") == "train" and line.get("loss") is not None
+    ]
+    last = [line["loss"] for line in lines if line["step"] > 0.9 * steps] or [
+        line["loss"] for line in lines[-1:]
+    ]
+    return float(np.mean(last)) if last else None
