@@ -1,0 +1,24 @@
+"""Make the golden checkpoints again: python tests/interop/make_golden.py (needs the peers)."""
+
+import json
+
+from checkpoints import CASES, GOLDEN, KEPT, random_tokens
+from peers import logits_of, random_model, tensors_of
+from safetensors.numpy import save_file
+
+
+def main() -> None:
+    GOLDEN.mkdir(exist_ok=True)
+    for seed, name in enumerate(KEPT):
+        model = random_model(CASES[name], seed)
+        tokens = random_tokens(seed, 11)
+        arrays = tensors_of(model)
+        if model.config.tie_word_embeddings:
+            del arrays["lm_head.weight"]
+        arrays |= {"tokens": tokens, "logits": logits_of(model, tokens)}
+        metadata = {"settings": json.dumps(CASES[name])}
+        save_file(arrays, GOLDEN / f"{name}.safetensors", metadata=metadata)
+
+
+if __name__ == "__main__":
+    main()
