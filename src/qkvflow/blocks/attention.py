@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import AbstractMixer, Linear, Rows, dropout, init_linear
 
 Heads = Float[Array, "batch seq heads d_head"]
+KVHeads = Float[Array, "batch seq kv_heads d_head"]
 
 
 class KVCache(eqx.Module):
@@ -38,7 +39,7 @@ def rotate(x: Heads, positions: Int[Array, " seq"], base: float) -> Heads:
     return rotated.astype(x.dtype)
 
 
-def attend_with_dropout(q: Heads, k: Heads, v: Heads, rate: float, key: PRNGKeyArray) -> Heads:
+def attend_with_dropout(q: Heads, k: KVHeads, v: KVHeads, rate: float, key: PRNGKeyArray) -> Heads:
     """The attention core with dropout on the probabilities, which the fused core lacks."""
     groups = q.shape[2] // k.shape[2]
     k, v = jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2)
@@ -57,7 +58,7 @@ class Attention(AbstractMixer):
     rotary_base: float | None = eqx.field(static=True, default=None)
     dropout: float = eqx.field(static=True, default=0.0)
 
-    def _heads(self, x: Float[Array, "rows d_model"], rows: Rows) -> tuple[Heads, Heads, Heads]:
+    def _heads(self, x: Float[Array, "rows d_model"], rows: Rows) -> tuple[Heads, KVHeads, KVHeads]:
         total = self.num_heads + 2 * self.num_kv_heads
         packed = self.qkv(x)
         packed = packed.reshape(rows.batch, rows.seq, total, packed.shape[-1] // total)

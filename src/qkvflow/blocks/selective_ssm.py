@@ -41,7 +41,7 @@ class Decay(AbstractWeights):
 class SelectiveState(eqx.Module):
     """The last inputs of the convolution and the state: constant in the length."""
 
-    tail: Float[Array, "batch width-1 channels"]
+    tail: Float[Array, "batch past channels"]
     state: Float[Array, "batch heads head_dim d_state"]
 
 
@@ -82,12 +82,12 @@ class SelectiveSSM(AbstractMixer):
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
-        past = self.init_state(rows.batch, rows.seq, jnp.float32)
+        past = self.init_state(rows.batch, rows.seq, jnp.dtype(jnp.float32))
         return self._run(x, rows, past, ssd_chunked)[0]
 
     def scanned(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows d_model"]:
         """The plain reference twin of `__call__`: token after token."""
-        past = self.init_state(rows.batch, rows.seq, jnp.float32)
+        past = self.init_state(rows.batch, rows.seq, jnp.dtype(jnp.float32))
         return self._run(x, rows, past, ssd_scan)[0]
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> SelectiveState:

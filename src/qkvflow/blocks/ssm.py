@@ -55,12 +55,12 @@ class SSM(AbstractMixer):
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
-        initial = self.init_state(rows.batch, rows.seq, jnp.float32)
+        initial = self.init_state(rows.batch, rows.seq, jnp.dtype(jnp.float32))
         return self._run(x, rows, initial, chunked_states)[0]
 
     def scanned(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows d_model"]:
         """The plain reference twin of `__call__`: token after token."""
-        initial = self.init_state(rows.batch, rows.seq, jnp.float32)
+        initial = self.init_state(rows.batch, rows.seq, jnp.dtype(jnp.float32))
         return self._run(x, rows, initial, scan_states)[0]
 
     def init_state(

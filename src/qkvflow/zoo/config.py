@@ -130,11 +130,8 @@ class ModelConfig:
             raise UserError(f"frozen_time must be in [0, 1], not {self.frozen_time}")
         if "attention" in self.mixers:
             self._check_heads()
-        if "selective-ssm" in self.mixers and (self.ssm_expand * self.d_model) % self.head_dim:
-            raise UserError(
-                f"ssm_head_dim {self.head_dim} does not divide the inner width "
-                f"{self.ssm_expand * self.d_model}; choose a divisor"
-            )
+        if "selective-ssm" in self.mixers:
+            self._check_selective()
 
     def _check_heads(self) -> None:
         if self.d_model % self.num_heads:
@@ -151,6 +148,19 @@ class ModelConfig:
             raise UserError(
                 f"rotary positions need an even width per head, not "
                 f"{self.d_model // self.num_heads}; change d_model or num_heads"
+            )
+
+    def _check_selective(self) -> None:
+        inner = self.ssm_expand * self.d_model
+        if inner % self.head_dim:
+            raise UserError(
+                f"ssm_head_dim {self.head_dim} does not divide the inner width {inner}; "
+                "choose a divisor"
+            )
+        if (heads := inner // self.head_dim) % self.ssm_groups:
+            raise UserError(
+                f"ssm_groups {self.ssm_groups} does not divide the {heads} heads of "
+                "selective-ssm; choose a divisor"
             )
 
     @property
