@@ -76,4 +76,11 @@ def _init(
             factors[name] = (down, jnp.zeros((num_layers, rank, d_out)))
         else:
             vectors[name] = jnp.broadcast_to(value, (num_layers, *value.shape))
-    return LowRankWeights(dataclasses.replace(weights, **vectors), factors)
+    # Matrices stay single while vectors have a value per layer: not the shapes of one stack, so
+    # they are put in place rather than passed to the constructor, which checks for that.
+    names = list(vectors)
+    if names:
+        weights = eqx.tree_at(
+            lambda w: [getattr(w, name) for name in names], weights, list(vectors.values())
+        )
+    return LowRankWeights(weights, factors)

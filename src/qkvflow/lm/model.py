@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Rows, cast_matrices, dropout
@@ -128,7 +129,13 @@ class LanguageModel(eqx.Module):
         if not isinstance(self.scheme, AbstractStepScheme):
             return self
         times = stage_times(self.num_steps, self.scheme.stages).T
-        return dataclasses.replace(self, field=tabulate(self.field, list(times)))
+        field = tabulate(self.field, list(times))
+        return dataclasses.replace(
+            self,
+            field=dataclasses.replace(field, blocks=self._prepare(field.blocks)),
+            # The final norm may be generated from t as well.
+            norm=tabulate(self.norm, [np.ones(1, np.float32)]),
+        )
 
     def init_caches(self, batch: int, length: int) -> Any:
         """Empty caches for `batch` sequences of at most `length` tokens."""
@@ -146,6 +153,14 @@ class LanguageModel(eqx.Module):
         self, tokens: Int[Array, "batch seq"], caches: Any, start: int | Int[Array, ""]
     ) -> tuple[Float[Array, "batch seq vocab"], Any]:
         """Logits of the next tokens of sequences whose first `start` tokens are in `caches`."""
+        x, caches = self.advance(tokens, caches, start)
+        return self.logits(x).reshape(*tokens.shape, self.vocab_size), caches
+
+    def advance(
+        self, tokens: Int[Array, "batch seq"], caches: Any, start: int | Int[Array, ""]
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """As `extend`, but the states before the final norm and head: a long prompt needs the
+        logits of its last token alone."""
         rows = _rows(tokens, start)
         solution = self.scheme.integrate(
             self.field,
@@ -156,8 +171,7 @@ class LanguageModel(eqx.Module):
             per_step=caches,
             prepare=self._prepare,
         )
-        logits = self.logits(solution.x).reshape(*tokens.shape, self.vocab_size)
-        return logits, solution.left_behind
+        return solution.x, solution.left_behind
 
 
 def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:

@@ -95,7 +95,7 @@ class Adaptive(AbstractScheme):
         )
         states = solution.ys
         assert states is not None
-        evaluations = solution.stats["num_steps"] * solver.num_stages_estimate
+        evaluations = solution.stats["num_steps"] * solver.tableau.num_stages
         return Solution(
             states[-1],
             None,

@@ -12,12 +12,11 @@ sequences, dropout and caches, so that a scheme is only arithmetic on states.
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Block, Branch, Rows
@@ -26,6 +25,7 @@ from qkvflow.schemes.grid import stage_times
 State = Float[Array, "rows d_model"]
 
 
+@runtime_checkable
 class FieldLike(Protocol):
     """All that a scheme knows of a field."""
 
@@ -34,6 +34,7 @@ class FieldLike(Protocol):
     def stack(self, ts: Any) -> Block: ...
 
 
+@runtime_checkable
 class Evaluation(Protocol):
     """Evaluates branches in the order a scheme calls for them, within one step."""
 
@@ -168,7 +169,10 @@ class AbstractStepScheme(AbstractScheme):
         self, field: FieldLike, *, num_steps: int, batch: int, length: int, dtype: Any
     ) -> Any:
         """Empty caches for every call of every step, with a leading depth axis."""
-        block = eqx.filter_eval_shape(lambda field: field.at(np.float32(1.0)), field)
+        # At depths that this scheme asks for: a tabulated field knows no others.
+        ts = stage_times(num_steps, self.stages)[:, 0]
+        blocks = eqx.filter_eval_shape(lambda field: field.stack(ts), field)
+        block = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), blocks)
         d_model = block.branches[0].norm.scale.shape[-1]
         fresh = Fresh(batch, length, dtype)
         self.step((block,) * len(self.stages), jnp.zeros((1, d_model)), 1.0, fresh)
