@@ -30,7 +30,7 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 compare: $(VENV)/.run ## compare the models
 	$(BIN)/qkvflow models
 
-peers: $(VENV)/.peers ## install PyTorch and transformers, for the comparisons with them
+peers: $(VENV)/.peers ## install PyTorch, transformers and every extra, so that no test skips
 
 benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
 	$(BIN)/python -m benchmarks
@@ -54,6 +54,7 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $(VENV)/.run $@
 
-$(VENV)/.peers: | $(VENV)/.dev
-	$(PIP) --constraint constraints.txt torch==2.13.0 transformers
+$(VENV)/.peers: Makefile $(VENV)/.dev
+	$(PIP) torch==2.13.0
+	$(PIP) --constraint constraints.txt --editable '.[all]' transformers==5.22.2
 	@touch $@
