@@ -2,8 +2,8 @@
 
 import json
 
-from checkpoints import CASES, GOLDEN, KEPT, random_tokens
-from peers import logits_of, random_model, tensors_of
+from hf_cases import CASES, GOLDEN, KEPT, random_tokens
+from hf_peers import logits_of, random_model, tensors_of
 from safetensors.numpy import save_file
 
 

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 import transformers
 
+# The tensors are tiny: threads would only wait for one another.
+torch.set_num_threads(1)
+
 
 def random_model(settings: dict[str, Any], seed: int) -> Any:
     """A model of `transformers` with every parameter at random: biases and norms as well."""

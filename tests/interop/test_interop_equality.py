@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoints import CASES, KEPT, VOCAB, random_tokens, read_golden
+from hf_cases import CASES, KEPT, VOCAB, random_tokens, read_golden
 
 from qkvflow import loss
 from qkvflow.interop import config_from_huggingface, from_huggingface, to_huggingface
@@ -51,7 +51,7 @@ def test_golden_round_trip(name: str, tmp_path: Path):
 def test_live_logits(name: str):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from peers import logits_of, random_model, tensors_of
+    from hf_peers import logits_of, random_model, tensors_of
 
     for seed in (0, 1, 2):
         theirs = random_model(CASES[name], seed)
@@ -69,7 +69,7 @@ def test_live_gradients(name: str):
     """The gradient of the loss with respect to the embedding, and to all the rest."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from peers import random_model, tensors_of
+    from hf_peers import random_model, tensors_of
 
     theirs = random_model(CASES[name], 3)
     settings = theirs.config.to_dict()

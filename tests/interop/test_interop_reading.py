@@ -8,7 +8,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import CASES, GPT2, LLAMA, MAMBA2, VOCAB, read_golden
+from hf_cases import CASES, GPT2, LLAMA, MAMBA2, VOCAB, read_golden
 from safetensors.numpy import save_file
 
 from qkvflow.errors import UserError
@@ -190,7 +190,7 @@ def test_another_depth_cannot_be_saved(tmp_path: Path):
 def test_transformers_loads_what_was_saved(changes: dict[str, Any], tmp_path: Path):
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from peers import logits_of
+    from hf_peers import logits_of
 
     config = ModelConfig(**{**TINY, **changes})
     model = build_config(config, vocab_size=VOCAB, key=jax.random.key(1))
