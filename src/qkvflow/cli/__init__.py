@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
     "eval": "the loss of a trained model on a whole split",
+    "report": "tables, figures and one page from the records of experiments",
     "export": "write a trained model as safetensors, JSON and a model card",
 }
 """Verb to its one-line help; the module is `qkvflow.cli.VERB` with - as _."""

@@ -1,0 +1,91 @@
+"""From experiment directories to every file of the report."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkvflow.errors import UserError
+from qkvflow.experiment.records import collect
+from qkvflow.experiment.statistics import write_statistics
+from qkvflow.report.content import Report
+from qkvflow.report.gather import gather, named_pairs, plans_of
+from qkvflow.report.latex import to_latex
+from qkvflow.report.page import to_html
+from qkvflow.report.spreadsheet import to_csv
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What was written, and the report it was written from."""
+
+    html: Path
+    csv: Path
+    tex: Path
+    statistics: tuple[Path, Path]
+    figures: tuple[Path, ...]
+    report: Report
+
+
+def build_report(
+    experiment_dirs: Sequence[str | Path],
+    out: str | Path | None = None,
+    *,
+    metric: str = "test",
+    margin: float = 0.01,
+) -> ReportPaths:
+    """Compute the statistics of the records again and write the report.
+
+    One experiment gets its report in its own directory unless `out` says otherwise; several are
+    merged, into `out`. Whatever is missing is named in the report.
+    """
+    records = collect(experiment_dirs)
+    if out is None:
+        out, *others = records.experiments
+        if others:
+            raise UserError("say where the report of several experiments goes with --out DIR")
+    directory = Path(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
+    missing: list[str] = []
+    plans = plans_of(records, missing)
+    pairs = named_pairs(records, plans, missing)
+    paths = write_statistics(directory, records, metric=metric, margin=margin, pairs=pairs or None)
+    summary, tests = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    report = gather(directory, records, summary, tests, plans, missing, metric=metric)
+    html, csv, tex = (
+        _write(directory / name, text)
+        for name, text in (
+            ("report.html", to_html(report)),
+            ("results.csv", to_csv(report)),
+            ("results_table.tex", to_latex(report)),
+        )
+    )
+    return ReportPaths(
+        html=html,
+        csv=csv,
+        tex=tex,
+        statistics=paths,
+        figures=_figures(report, directory / "figures"),
+        report=report,
+    )
+
+
+def _write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def _figures(report: Report, directory: Path) -> tuple[Path, ...]:
+    try:
+        from qkvflow.report.figures import draw
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        raise UserError(
+            "the page and the tables are written, but PNG and PDF figures need matplotlib:"
+            " pip install 'qkvflow[figures]'"
+        ) from None
+    return draw(report, directory)

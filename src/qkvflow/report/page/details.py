@@ -1,0 +1,240 @@
+"""The end of the page: text the models wrote, runs that failed, and how to repeat it all."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from qkvflow.report import numbers
+from qkvflow.report.content import Report
+from qkvflow.report.page.markup import Raw, tag
+from qkvflow.report.palette import LIGHT
+
+SHAPE = ("d_model", "num_steps", "num_heads", "mlp_ratio", "d_state", "d_time", "context")
+
+
+def sections(report: Report) -> Raw:
+    return tag("div", _samples(report), _failed(report), _shapes(report), _protocol(report))
+
+
+def _samples(report: Report) -> Raw | None:
+    parts = []
+    for model in report.models:
+        sample = model.sample
+        if sample is not None:
+            when = f"seed {sample.seed}" + (f", step {sample.step:,}" if sample.step else "")
+            head = tag(
+                "h3",
+                tag("i", class_=f"swatch m{model.index % len(LIGHT)}"),
+                model.label,
+                " ",
+                tag("small", when),
+            )
+            parts.append(tag("article", head, tag("pre", sample.text), class_="sample"))
+    if not parts:
+        return None
+    return tag(
+        "section",
+        tag("h2", "What they write"),
+        tag("p", "The last sample of the first seed: not chosen, not edited.", class_="note"),
+        tag("div", parts, class_="samples"),
+        id="samples",
+    )
+
+
+def _failed(report: Report) -> Raw | None:
+    items = [
+        tag("li", tag("b", f"{run.label}, seed {run.seed}"), f": {run.error or 'no reason given'}")
+        for run in report.records.failed
+    ]
+    items += [
+        tag("li", tag("b", f"{label}, seed {seed}"), ": not finished")
+        for label, seed in report.records.unfinished
+    ]
+    if not items:
+        return None
+    return tag(
+        "section",
+        tag("h2", "Runs that are in no number"),
+        tag("ul", items, class_="failed"),
+        id="failed",
+    )
+
+
+def _shapes(report: Report) -> Raw | None:
+    trained = [model for model in report.models if model.seeds]
+    if not trained:
+        return None
+    keys = [key for key in SHAPE if any(key in model.config for model in trained)]
+    heads = ["Model", "Field", "Block", "Scheme", *keys, "Parameters", "In blocks", "In effect"]
+    lines = [
+        tag(
+            "tr",
+            tag("th", model.label, scope="row"),
+            [
+                tag("td", model.kinds[kind] or numbers.ABSENT)
+                for kind in ("field", "block", "scheme")
+            ],
+            [tag("td", _plain(model.config.get(key)), class_="number") for key in keys],
+            [
+                tag("td", _count(model.params[part]), class_="number")
+                for part in ("total", "blocks", "in_effect")
+            ],
+        )
+        for model in trained
+    ]
+    head = tag(
+        "tr",
+        [
+            tag("th", h, scope="col", class_="number" if i > 3 else None)
+            for i, h in enumerate(heads)
+        ],
+    )
+    match = report.plan.get("match")
+    rule = (
+        f"Widths were rescaled to match the reference in {_plain(match)}."
+        if match
+        else "Shapes are as configured; nothing was rescaled to match."
+        if report.plan
+        else None
+    )
+    note = (
+        "In effect: block weights applied along the depth grid, what a model with weights of its"
+        " own at every step would store."
+    )
+    return tag(
+        "section",
+        tag("h2", "Shapes"),
+        tag("p", rule, class_="note") if rule else None,
+        tag("div", tag("table", tag("thead", head), tag("tbody", lines)), class_="scroll"),
+        tag("p", note, class_="note"),
+        id="shapes",
+    )
+
+
+def _protocol(report: Report) -> Raw:
+    runs = report.records.finished or report.records.failed
+    parts: list[Raw | None] = [tag("h2", "How to repeat this")]
+    parts.append(_facts(_rules(report)))
+    for number, group in enumerate(report.groups):
+        if group.data:
+            title = f"Data: {group.title}" if len(report.groups) > 1 else "Data"
+            parts += [tag("h3", title), _data(group.data)]
+        here = [run for run in runs if run.label in report.groups[number].labels]
+        sections = (("Training", "training"), ("Versions", "versions"), ("Hardware", "hardware"))
+        for title, name in sections:
+            found = {
+                json.dumps(run.section(name), sort_keys=True): run.section(name) for run in here
+            }
+            for content in found.values():
+                if content:
+                    extra = f" ({len(found)} kinds)" if len(found) > 1 else ""
+                    parts += [tag("h3", title + extra), _facts(_flat(content))]
+    command = report.plan.get("command")
+    if command:
+        parts += [tag("h3", "Command"), tag("pre", _plain(command))]
+    for name, text in report.plans.items():
+        repeat = "qkvflow compare --config plan.yaml --out NEW"
+        parts += [
+            tag("h3", f"The plan of {name}"),
+            tag("p", "Save it as plan.yaml and run ", tag("code", repeat), ".", class_="note"),
+            tag("details", tag("summary", "plan.yaml"), tag("pre", text)),
+        ]
+    beside = "results.csv, results_table.tex, statistics_summary.json, significance_tests.json"
+    parts.append(
+        tag(
+            "p",
+            f"Beside this page: {beside}, and the figures as PNG and PDF in figures/."
+            " The page is made from the records alone; ",
+            tag("code", "qkvflow report DIR"),
+            " makes it again.",
+            class_="note",
+        )
+    )
+    return tag("section", parts, id="protocol")
+
+
+def _rules(report: Report) -> dict[str, str]:
+    family = report.tests["all_pairs"]
+    seeds = sorted({seed for model in report.models for seed in model.seeds})
+    facts = {
+        "Seeds": ", ".join(map(str, seeds)) or "none",
+        "Selection": "checkpoints by validation loss; the test split is read once, at the"
+        " selected checkpoint",
+        "Tests": f"{family['primary_test']}; {family['size']} pairs, alpha {family['alpha']:g},"
+        f" equivalence margin {family['margin']:g} nats per token",
+    }
+    budgets = dict.fromkeys(
+        (budget["steps"], budget["tokens"])
+        for model in report.models
+        if (budget := model.summary["budget"])["steps"] is not None
+    )
+    if len(budgets) == 1:
+        steps, tokens = next(iter(budgets))
+        text = f"{steps:,.0f} steps"
+        facts["Budget"] = text + (f", {tokens:,.0f} tokens each" if tokens else " each")
+    elif budgets:
+        facts["Budget"] = "; ".join(
+            f"{m.label}: {m.summary['budget']['steps']:,.0f} steps"
+            for m in report.models
+            if m.summary["budget"]["steps"] is not None
+        )
+    started = [run.content.get("started") for run in report.records.finished]
+    finished = [run.content.get("finished") for run in report.records.finished]
+    if any(started) and any(finished):
+        first, last = min(filter(None, started)), max(filter(None, finished))
+        facts["Run"] = f"{first} to {last}"
+    return facts
+
+
+def _data(data: Mapping[str, Any]) -> Raw:
+    facts = {key: value for key, value in data.items() if key != "splits" and value is not None}
+    lines = [
+        tag(
+            "tr",
+            tag("th", name, scope="row"),
+            [
+                tag("td", _count(split.get(key)), class_="number")
+                for key in ("documents", "bytes", "tokens")
+            ],
+            tag("td", tag("code", split.get("sha256") or numbers.ABSENT), class_="hash"),
+        )
+        for name, split in (data.get("splits") or {}).items()
+        if isinstance(split, Mapping)
+    ]
+    heads = ("Split", "Documents", "Bytes", "Tokens", "SHA-256")
+    head = tag(
+        "tr",
+        [
+            tag("th", h, scope="col", class_="number" if 0 < i < 4 else None)
+            for i, h in enumerate(heads)
+        ],
+    )
+    table = tag("table", tag("thead", head), tag("tbody", lines))
+    return Raw(_facts(_flat(facts)) + (tag("div", table, class_="scroll") if lines else ""))
+
+
+def _facts(facts: Mapping[str, Any]) -> Raw:
+    return tag("dl", [(tag("dt", key), tag("dd", _plain(value))) for key, value in facts.items()])
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as `optim.lr`."""
+    facts: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, Mapping):
+            facts |= _flat(value, f"{prefix}{key}.")
+        else:
+            facts[f"{prefix}{key}"] = value
+    return facts
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return numbers.ABSENT
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _count(value: Any) -> str:
+    return f"{value:,.0f}" if isinstance(value, int | float) else numbers.ABSENT

@@ -1,0 +1,75 @@
+"""The one table: the same rows for the page, the terminal, LaTeX and the CSV file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from qkvflow.report.content import Baseline, Model, Report
+from qkvflow.report.findings import beside_trigram, best
+
+COLUMNS = ("loss", "bits", "params", "flops", "ms", "memory", "seeds")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model, an n-gram or the floor of the data. What is not known is None."""
+
+    kind: str
+    label: str
+    group: int
+    loss: float | None
+    interval: Mapping[str, Any] | None
+    bits: float | None
+    model: Model | None = None
+    baseline: Baseline | None = None
+    best: frozenset[str] = frozenset()
+    beside_trigram: str | None = None
+
+
+def rows(report: Report) -> list[Row]:
+    """Group by group: models by loss, then n-grams by order, then the floor."""
+    made = []
+    for number, group in enumerate(report.groups):
+        winner, fastest = best(report, number), _fastest(report.of(number))
+        for model in report.of(number):
+            marks = {"loss", "bits"} if model.label == winner else set()
+            if model.label == fastest:
+                marks.add("ms")
+            nats = model.metric(report.metric)
+            made.append(
+                Row(
+                    kind="model",
+                    label=model.label,
+                    group=number,
+                    loss=nats["mean"],
+                    interval=nats["t_interval"],
+                    bits=model.metric(report.metric, "bits_per_byte")["mean"],
+                    model=model,
+                    best=frozenset(marks),
+                    beside_trigram=beside_trigram(model, group, report.metric),
+                )
+            )
+        for baseline in group.baselines:
+            if baseline.losses[report.metric] is not None:
+                made.append(
+                    Row(
+                        kind="floor" if baseline.order is None else "ngram",
+                        label=baseline.name,
+                        group=number,
+                        loss=baseline.losses[report.metric],
+                        interval=None,
+                        bits=baseline.bits_per_byte[report.metric],
+                        baseline=baseline,
+                    )
+                )
+    return made
+
+
+def _fastest(models: list[Model]) -> str | None:
+    """The model whose upper quartile is below every other's lower one, measured in turn."""
+    timed = [model for model in models if model.speed is not None and model.speed.measured]
+    for model in timed:
+        others = [other.speed for other in timed if other is not model]
+        if others and all(s and model.speed and model.speed.q3 < s.q1 for s in others):
+            return model.label
+    return None
