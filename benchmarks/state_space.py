@@ -1,0 +1,62 @@
+"""State space layers alone: chunked against sequential, and how their time grows with length.
+
+    python benchmarks/state_space.py [--rounds 5]
+
+Forward and backward of one layer, 256 wide, batch 8 at every length.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from timing import interleave, report
+
+from qkvflow.blocks import SSM, Rows, SelectiveSSM
+from qkvflow.blocks.selective_ssm import init_selective_ssm
+from qkvflow.blocks.ssm import init_ssm
+
+BATCH, WIDTH = 8, 256
+
+
+def training(layer: Any, evaluate: Callable[..., Any], seq: int) -> Callable[[], None]:
+    x = jax.random.normal(jax.random.key(1), (BATCH * seq, WIDTH))
+    rows = Rows(BATCH, seq)
+    params, static = eqx.partition(layer, eqx.is_inexact_array)
+
+    @jax.jit
+    def gradient(params: Any, x: Any) -> Any:
+        def objective(params: Any, x: Any) -> Any:
+            return jnp.sum(jnp.sin(evaluate(eqx.combine(params, static), x, rows)))
+
+        return jax.grad(objective, argnums=(0, 1))(params, x)
+
+    return lambda: jax.block_until_ready(gradient(params, x))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    key = jax.random.key(0)
+    selective = init_selective_ssm(
+        WIDTH, d_state=64, expand=2, head_dim=64, groups=1, conv_width=4,
+        std=0.02, out_std=0.02, norm_eps=1e-5, key=key,
+    )  # fmt: skip
+    layers = {"ssm": init_ssm(WIDTH, 64, out_scale=1.0, key=key), "selective-ssm": selective}
+    kinds = {"ssm": SSM, "selective-ssm": SelectiveSSM}
+    for name, layer in layers.items():
+        kind = kinds[name]
+        contenders = {
+            "chunked 1024": training(layer, kind.__call__, 1024),
+            "sequential 1024": training(layer, kind.scanned, 1024),
+            "chunked 8192": training(layer, kind.__call__, 8192),
+        }
+        print(f"\n{name}, forward and backward, batch {BATCH}")
+        report(interleave(contenders, rounds=args.rounds), "chunked 1024")
+
+
+if __name__ == "__main__":
+    main()
