@@ -7,12 +7,14 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from qkvflow.lm import LanguageModel, count_flops, count_parameters, loss
+    from qkvflow.training.export import load
     from qkvflow.zoo import ModelConfig, build, names, register
 
 _HOMES = {
     "LanguageModel": "qkvflow.lm",
     "count_flops": "qkvflow.lm",
     "count_parameters": "qkvflow.lm",
+    "load": "qkvflow.training.export",
     "loss": "qkvflow.lm",
     "ModelConfig": "qkvflow.zoo",
     "build": "qkvflow.zoo",
@@ -38,6 +40,7 @@ __all__ = [
     "build",
     "count_flops",
     "count_parameters",
+    "load",
     "loss",
     "names",
     "register",

@@ -122,6 +122,9 @@ def _losses(
     count: Int[Array, ""],
     context: int,
 ) -> Float[Array, "group batch seq"]:
+    # The weights along depth are made once for all batches, not once for each.
+    model = model.tabulated()
+
     def body(index: Any, out: Array) -> Array:
         inputs, targets = batch(index)
         each = token_losses(model, inputs, targets)

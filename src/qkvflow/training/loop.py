@@ -116,7 +116,7 @@ class Loop:
             self._lines = Lines(self.directory / METRICS)
         dispatch = self._compile(state, progress)
         try:
-            with _signals() as caught:
+            with signals() as caught:
                 while not progress.done:
                     state = self._advance(state, progress, dispatch)
                     self._pause(state, progress, stopping=bool(caught))
@@ -315,7 +315,7 @@ class _Dispatch:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """SIGINT and SIGTERM are noted, for the loop to act on between program calls; a second one
     of either does what it always did."""
     caught: list[int] = []

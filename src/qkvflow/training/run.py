@@ -4,6 +4,7 @@ This is the one place of the room where a configuration becomes a model.
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,9 @@ import jax
 import numpy as np
 
 from qkvflow.data import (
+    SPLITS,
     EncodedCorpus,
+    TokenArray,
     Tokenizer,
     encode_corpus,
     get_tokenizer,
@@ -23,7 +26,8 @@ from qkvflow.data import (
     load_tokenizer,
     require_context,
 )
-from qkvflow.errors import UserError
+from qkvflow.data.encode import encode_split
+from qkvflow.errors import UserError, unknown
 from qkvflow.lm import LanguageModel
 from qkvflow.paths import cache_dir
 from qkvflow.training import rundir
@@ -119,7 +123,7 @@ def load_run(directory: str | Path, *, step: int | str = "best") -> Trained:
     checkpoints = Checkpoints(directory, read_only=True)
     try:
         chosen, host = _choose(directory, checkpoints, step)
-        params, static = _abstract_model(config, tokenizer.vocab_size)
+        params, static = abstract_model(config, tokenizer.vocab_size)
         state = checkpoints.restore(chosen, _abstract_state(config, params, host))
     finally:
         checkpoints.close()
@@ -137,6 +141,22 @@ def load_data(config: RunConfig) -> EncodedCorpus:
     return encoded
 
 
+def load_split(
+    trained: Trained, split: str, *, spec: str | None = None, data_dir: str | None = None
+) -> tuple[TokenArray, float | None]:
+    """A split of the run's own corpus, or of another, in the model's tokens; and the floor."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    data = trained.config.data
+    where = data_dir or (data.dir if spec is None else None)
+    directory = None if where is None else Path(where)
+    corpus = load_corpus(spec or data.spec, data_dir=directory, seed=data.seed)
+    tokens = encode_split(getattr(corpus, split), trained.tokenizer)
+    if len(tokens) < 2:
+        raise UserError(f"'{corpus.spec}' has no {split} split to speak of; choose another --split")
+    return tokens, corpus.floor
+
+
 def read_run_config(directory: Path) -> dict[str, Any]:
     """The configuration of a run directory, as written."""
     if not (directory / rundir.CONFIG).exists():
@@ -147,8 +167,6 @@ def read_run_config(directory: Path) -> dict[str, Any]:
 
 def read_record(directory: Path) -> dict[str, Any] | None:
     """`record.json`, or None if the run has not ended."""
-    import json
-
     try:
         return json.loads((directory / rundir.RECORD).read_text("utf-8"))
     except (OSError, ValueError):
@@ -163,7 +181,7 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _abstract_model(config: RunConfig, vocab_size: int) -> tuple[Any, Any]:
+def abstract_model(config: RunConfig, vocab_size: int) -> tuple[Any, Any]:
     """Shapes of the arrays, and the rest of the model."""
     model = abstract(config.model.config, vocab_size=vocab_size)
     return eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
@@ -226,7 +244,7 @@ def _run(
     }
     fingerprint = {"config": config.to_dict(), "data": data, "devices": jax.device_count()}
     with _opened(directory, config) as (checkpoints, tracker):
-        params, static = _abstract_model(config, encoded.tokenizer.vocab_size)
+        params, static = abstract_model(config, encoded.tokenizer.vocab_size)
         loop = Loop(
             config, directory, static, encoded, checkpoints, fingerprint, reporter, tracker, sample
         )

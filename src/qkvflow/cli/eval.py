@@ -1,0 +1,116 @@
+"""`qkvflow eval`: the loss of a trained model on a whole split."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from qkvflow.cli.evaluation import checkpoint_step, contexts_of, positions_of
+from qkvflow.errors import UserError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", help="a run directory or an export")
+    parser.add_argument("--split", default="validation", help="train, validation (default) or test")
+    parser.add_argument("--data", metavar="SPEC", help="another corpus, with the model's tokenizer")
+    parser.add_argument("--data-dir", metavar="DIR", help="a local copy of an hf: dataset")
+    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
+    parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    parser.add_argument(
+        "--context", metavar="N[,N...]", help="other lengths of context, e.g. 2048,4096,8192"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="windows at once")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="windows spread evenly, not all"
+    )
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+
+
+def run(args: argparse.Namespace) -> int:
+    from qkvflow.training.export import load
+    from qkvflow.training.run import load_split, use_compilation_cache
+
+    for name in ("num_steps", "batch_size", "max_tokens"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise UserError(
+                f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}"
+            )
+    use_compilation_cache()
+    trained = load(args.dir, step=checkpoint_step(args.checkpoint))
+    model = at_depth(trained.model, trained.config.model.config, args)
+    split, floor = load_split(trained, args.split, spec=args.data, data_dir=args.data_dir)
+    results = [
+        _evaluate(trained, model, split, context, args)
+        for context in contexts_of(args.context, trained.model.context)
+    ]
+    answer = {
+        "path": args.dir,
+        "model": trained.config.model.name,
+        "step": trained.step,
+        "split": args.split,
+        "num_steps": model.num_steps,
+        "scheme": args.scheme or trained.config.model.config.scheme,
+        "floor": floor,
+        "results": results,
+    }
+    if args.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        _print(answer)
+    return 0
+
+
+def at_depth(model: Any, config: Any, args: argparse.Namespace) -> Any:
+    """The model on another grid or with another solver, as asked."""
+    from qkvflow.schemes import make_scheme
+
+    if args.tolerance is not None and args.scheme != "adaptive":
+        raise UserError("--tolerance is for --scheme adaptive")
+    scheme = None
+    if args.scheme is not None:
+        tolerance = config.tolerance if args.tolerance is None else args.tolerance
+        scheme = make_scheme(args.scheme, composition=config.composition, tolerance=tolerance)
+    return model.at_depth(args.num_steps, scheme)
+
+
+def _evaluate(
+    trained: Any, model: Any, split: Any, context: int, args: argparse.Namespace
+) -> dict[str, Any]:
+    from qkvflow.training import evaluate
+
+    if context > trained.model.context:
+        print(
+            f"note: this model was trained on {trained.model.context} tokens at a time, less than "
+            f"{context}",
+            file=sys.stderr,
+        )
+    evaluation = evaluate(
+        model, split, context=context, batch_size=args.batch_size, max_tokens=args.max_tokens
+    )
+    return {
+        "context": context,
+        "trained_context": trained.model.context,
+        "tokens": evaluation.tokens,
+        **evaluation.summary(),
+        "by_position": positions_of(evaluation.by_position),
+    }
+
+
+def _print(answer: dict[str, Any]) -> None:
+    depth = f"{answer['num_steps']} steps, {answer['scheme']}"
+    print(f"{answer['model']} at step {answer['step']}, {answer['split']} split ({depth})")
+    for each in answer["results"]:
+        error = each["standard_error"] or 0.0
+        print(
+            f"context {each['context']}: {each['nats']:.4f} ± {error:.4f} nats/token, "
+            f"{each['bits_per_byte']:.4f} bits/byte, perplexity {each['perplexity']:.2f} "
+            f"({each['tokens']:,} tokens)"
+        )
+        for part in each["by_position"]:
+            print(f"  positions {part['first']}-{part['last']}: {part['nats']:.4f}")
+    if answer["floor"] is not None:
+        print(f"the entropy rate of this source is {answer['floor']:.4f} nats/token")
