@@ -1,6 +1,6 @@
 """State space layers alone: chunked against sequential, and how their time grows with length.
 
-    python benchmarks/state_space.py [--rounds 5]
+    python -m benchmarks.state_space [--rounds 5]
 
 Forward and backward of one layer, 256 wide, batch 8 at every length.
 """
@@ -12,8 +12,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from timing import interleave, report
 
+from benchmarks.timing import interleave, report
 from qkvflow.blocks import SSM, Rows, SelectiveSSM
 from qkvflow.blocks.selective_ssm import init_selective_ssm
 from qkvflow.blocks.ssm import init_ssm

@@ -1,6 +1,6 @@
 """A training step of every model of the zoo beside PyTorch doing the same work.
 
-    python benchmarks/training_step.py [--models standard,shared] [--rounds 7] [--no-torch]
+    python -m benchmarks.training_step [--models standard,shared] [--rounds 7] [--no-torch]
 
 The reference documents' shape: 6 steps, 256 wide, 4 heads, batch 8 x 128 bytes, AdamW, float32.
 Peers (`make peers`): Hugging Face GPT-2 and Mamba-2, eager and compiled. The machine's own
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from timing import interleave, report
 
+from benchmarks.timing import interleave, report
 from qkvflow import build, count_flops, names
 from qkvflow.training.config import OptimConfig
 from qkvflow.training.optim import optimiser

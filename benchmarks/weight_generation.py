@@ -1,6 +1,6 @@
 """Tong et al.'s model with its weights made before the scan, beside the same made inside it.
 
-    python benchmarks/weight_generation.py [--rounds 5]
+    python -m benchmarks.weight_generation [--rounds 5]
 
 `inside` does what the published code does: every layer calls its generators in the body of the
 scan, which rematerialisation runs again in the backward pass. The losses are checked to agree.
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from timing import interleave, report
 
+from benchmarks.timing import interleave, report
 from qkvflow import LanguageModel, build, loss
 from qkvflow.blocks.base import Block
 from qkvflow.schemes.base import AbstractScheme, Evaluation, FieldLike, Solution, State
