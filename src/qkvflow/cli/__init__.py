@@ -14,6 +14,7 @@ from qkvflow.errors import UserError, unknown
 
 VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
+    "compare": "compare models over several seeds: statistics, figures and a report",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
     "eval": "the loss of a trained model on a whole split",

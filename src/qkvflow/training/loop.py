@@ -112,20 +112,24 @@ class Loop:
         """Train from `state` to the end of the budget; returns the last state."""
         if progress.done:
             return state
-        with writing(self.directory):
-            self._lines = Lines(self.directory / METRICS)
-        dispatch = self._compile(state, progress)
-        try:
-            with signals() as caught:
+        with _signals() as caught:
+            with writing(self.directory):
+                self._lines = Lines(self.directory / METRICS)
+            dispatch = self._compile(state, progress)
+            try:
                 while not progress.done:
+                    if caught:
+                        break
                     state = self._advance(state, progress, dispatch)
-                    self._pause(state, progress, stopping=bool(caught))
-                    if caught and not progress.done:
-                        self.checkpoints.wait()
-                        raise Interrupted(caught[0], progress.step, self.directory)
-        finally:
-            self._lines.close()
-            dispatch.close()
+                    self._pause(state, progress)
+                if caught:
+                    if progress.step:
+                        self.save(state, progress)
+                    self.checkpoints.wait()
+                    raise Interrupted(caught[0], progress.step, self.directory)
+            finally:
+                self._lines.close()
+                dispatch.close()
         return state
 
     def params(self, state: State) -> Any:
@@ -168,7 +172,7 @@ class Loop:
                     "kind": "train",
                     "step": progress.step,
                     "tokens": progress.step * per_step,
-                    "loss": float(np.mean(progress.pending)),
+                    "loss": _mean(progress.pending),
                     "lr": float(metrics.lr[index]),
                     "grad_norm": float(metrics.grad_norm[index]),
                     "seconds": round(progress.seconds, 4),
@@ -190,7 +194,7 @@ class Loop:
     def _kept(self) -> str:
         return ", ".join(f"step {step}" for step in self.checkpoints.steps()) or "none yet"
 
-    def _pause(self, state: State, progress: Progress, *, stopping: bool) -> None:
+    def _pause(self, state: State, progress: Progress) -> None:
         """What happens between program calls: evaluation, samples, checkpoints."""
         train, step = self.config.train, progress.step
         over = step >= train.steps
@@ -204,7 +208,7 @@ class Loop:
                 over = True
         progress.done = over
         keep = improved and self.config.checkpoint.best
-        if over or keep or stopping or step % self.config.checkpoint.every == 0:
+        if over or keep or step % self.config.checkpoint.every == 0:
             self.save(state, progress)
 
     def save(self, state: State, progress: Progress) -> None:
@@ -247,6 +251,12 @@ class Loop:
     def _write(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
         self.tracker.log(line)
+
+
+def _mean(losses: list[float]) -> float | None:
+    """Of the finite ones: the others had no effect either."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return float(np.mean(finite)) if finite else None
 
 
 class _Dispatch:
@@ -327,7 +337,8 @@ def signals() -> Iterator[list[int]]:
         caught.append(signum)
         signal.signal(signum, before[signum])
 
-    before = {each: signal.signal(each, note) for each in (signal.SIGINT, signal.SIGTERM)}
+    wanted = (signal.SIGINT, signal.SIGTERM)
+    before: dict[int, Any] = {each: signal.signal(each, note) for each in wanted}
     try:
         yield caught
     finally:

@@ -1,0 +1,205 @@
+"""`qkvflow compare`: models x seeds x one budget, then statistics and a report."""
+
+import argparse
+import shlex
+import signal
+import sys
+from typing import Any
+
+from qkvflow.cli.options import add_config_options
+from qkvflow.errors import UserError
+
+_BUDGETS = {
+    "steps": ("N", "optimiser steps"),
+    "tokens": ("N", "training tokens"),
+    "flops": ("X", "training FLOPs"),
+    "seconds": ("X", "seconds of training"),
+}
+_SHORT = {
+    "--size": ("model.size", "SIZE", "small, medium or large"),
+    "--data": ("data.spec", "SPEC", "the corpus: stdlib, file:PATH, hf:NAME, source:markov, ..."),
+    "--data-dir": ("data.dir", "DIR", "a local copy of an hf: dataset"),
+    "--tokenizer": ("data.tokenizer", "NAME", "byte, char, bpe:N or PATH/tokenizer.json"),
+    "--batch-size": ("train.batch_size", "N", "windows of one step"),
+    "--lr": ("optim.lr", "X", "peak learning rate, shared by all models"),
+}
+_EXAMPLES = """\
+A model is NAME, NAME:key=value,... or LABEL=NAME:key=value,... with any field of its configuration
+(below, without 'model.'), or with params_of=LABEL or flops_of=LABEL for the width that gives it
+another model's block parameters or FLOPs per token.
+
+  qkvflow compare --preset quick --out runs/quick
+  qkvflow compare --models standard,frozen=time-indexed-mlp:frozen_time=0.5 --seeds 5 \\
+      --data file:book.txt --steps 1000 --out runs/mine
+  qkvflow compare --plugin my_field.py --models standard,my-field --steps 500 --out runs/mine
+
+Stopped or killed, the same command goes on where it was; finished runs are not repeated.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EXAMPLES
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="the directory of this comparison"
+    )
+    plan = parser.add_argument_group("the plan")
+    plan.add_argument("--preset", metavar="NAME", help="quick, documents, ablation or ssm-state")
+    plan.add_argument("--config", metavar="FILE", help="a plan.yaml; options go on top of it")
+    plan.add_argument(
+        "--models", action="append", metavar="A,B,...", help="the models (default: the documents')"
+    )
+    plan.add_argument(
+        "--plugin", action="append", metavar="FILE.py", help="registers your own models"
+    )
+    plan.add_argument("--seeds", metavar="N|A,B,...", help="how many seeds, or which (default 3)")
+    for kind, (metavar, text) in _BUDGETS.items():
+        plan.add_argument(f"--{kind}", metavar=metavar, help=f"the budget of every run: {text}")
+    plan.add_argument("--match", help="rescale widths to the reference's params or flops")
+    plan.add_argument(
+        "--reference", metavar="LABEL", help="the model to match (default: the first)"
+    )
+    plan.add_argument("--tune", metavar="lr", help="choose each learning rate on validation")
+    plan.add_argument(
+        "--depths", metavar="X,...", help="evaluate at 0.5,2,4 times N and adaptive too"
+    )
+    plan.add_argument("--evaluations", metavar="N", help="evaluations in a run (default 4)")
+    plan.add_argument("--title", help="the question, for the head of the report")
+    running = parser.add_argument_group("running")
+    running.add_argument(
+        "--seeds-per-program",
+        default="auto",
+        metavar="auto|N",
+        help="runs that train as one program; auto: as many as memory allows",
+    )
+    running.add_argument(
+        "--speed-rounds", metavar="N", help="rounds of timing (default 7, 0: none)"
+    )
+    running.add_argument("--no-samples", action="store_true", help="no generated text")
+    running.add_argument("--retry-failed", action="store_true", help="run failed runs once more")
+    running.add_argument("--no-report", action="store_true", help="records and statistics alone")
+    running.add_argument("--quiet", action="store_true", help="say nothing but errors")
+    running.add_argument(
+        "--dry-run", action="store_true", help="print the plan and its shapes; stop"
+    )
+    add_config_options(parser, _SHORT)
+
+
+def run(args: argparse.Namespace) -> int:
+    from qkvflow.experiment.group import Stopped
+    from qkvflow.experiment.runner import run_plan
+    from qkvflow.experiment.watch import Plain, Rich, Silent
+
+    plan = plan_of(args)
+    if args.dry_run:
+        return _dry_run(plan)
+    watch = Silent() if args.quiet else Rich() if sys.stdout.isatty() else Plain()
+    try:
+        outcome = run_plan(
+            plan,
+            args.out,
+            watch=watch,
+            seeds_per_program=_seeds_per_program(args.seeds_per_program),
+            retry_failed=args.retry_failed,
+            command=shlex.join(["qkvflow", *sys.argv[1:]]),
+        )
+    except Stopped as stopped:
+        name = signal.Signals(stopped.signum).name
+        print(
+            f"qkvflow: {name}: saved in {args.out}; the same command goes on from here",
+            file=sys.stderr,
+        )
+        return 128 + stopped.signum
+    for line in outcome.failed:
+        print(f"qkvflow: failed and left out: {line}", file=sys.stderr)
+    if not outcome.finished:
+        print("qkvflow: every run failed; nothing to compare", file=sys.stderr)
+        return 1
+    _report(args)
+    return 0
+
+
+def _report(args: argparse.Namespace) -> None:
+    if args.no_report:
+        from qkvflow.experiment.records import collect
+        from qkvflow.experiment.statistics import write_statistics
+
+        write_statistics(args.out, collect(args.out))
+        return
+    from qkvflow.report import build_report, print_summary
+
+    paths = build_report([args.out])
+    if not args.quiet:
+        print_summary(paths)
+
+
+def plan_of(args: argparse.Namespace) -> Any:
+    """The plan that the options ask for: preset or file first, options on top."""
+    from qkvflow.experiment.plan import make_plan, seeds_of
+    from qkvflow.experiment.plugins import load_plugins
+    from qkvflow.experiment.presets import DEFAULT_MODELS, preset
+    from qkvflow.experiment.specs import parse_specs
+    from qkvflow.training import parse_overrides, read_yaml
+
+    if args.preset and args.config:
+        raise UserError("--preset and --config are two plans; give one of them")
+    content: dict[str, Any] = {}
+    if args.preset:
+        content = preset(args.preset)
+    elif args.config:
+        content = read_yaml(args.config)
+    content["plugins"] = [*(content.get("plugins") or []), *(args.plugin or [])]
+    load_plugins(content["plugins"])
+    if args.models:
+        content["models"] = [spec.to_dict() for spec in parse_specs(args.models)]
+        content.pop("questions", None)
+        content.pop("reference", None)
+    for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "title"):
+        if getattr(args, key) is not None:
+            content[key] = getattr(args, key)
+    if not content.get("models"):
+        content["models"] = list(DEFAULT_MODELS)
+    if content.get("match") and not args.models:
+        # Matched to each other, a standard transformer narrowed to another is no model of its own.
+        content["models"] = [m for m in content["models"] if "standard-narrow" not in str(m)]
+    if args.seeds is not None:
+        several = "," in args.seeds
+        content["seeds"] = list(seeds_of(args.seeds.split(",") if several else args.seeds))
+    budgets = {kind: getattr(args, kind) for kind in _BUDGETS if getattr(args, kind) is not None}
+    if len(budgets) > 1:
+        raise UserError(f"--{' and --'.join(budgets)} are {len(budgets)} budgets; give one of them")
+    if budgets:
+        content["budget"] = budgets
+    elif not content.get("budget"):
+        raise UserError("give a budget: --steps, --tokens, --flops or --seconds (or a --preset)")
+    if args.depths is not None:
+        content["depths"] = [depth.strip() for depth in args.depths.split(",")]
+    if args.no_samples:
+        content["samples"] = "none"
+    for section, values in parse_overrides(args.overrides).items():
+        content[section] = {**(content.get(section) or {}), **values}
+    content.pop("track", None)
+    return make_plan(content)
+
+
+def _seeds_per_program(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"--seeds-per-program must be auto or at least 1, not '{text}'")
+    return int(text)
+
+
+def _dry_run(plan: Any) -> int:
+    import yaml
+
+    from qkvflow.experiment.resolve import describe, shapes, with_steps
+    from qkvflow.training.run import load_data
+
+    encoded = load_data(plan.base_config(plan.models[0]))
+    entries = shapes(plan, encoded.tokenizer.vocab_size)
+    if plan.budget.kind != "seconds":
+        entries = with_steps(plan, entries)
+    content = {**plan.to_dict(), "resolved": describe(plan, entries, encoded)}
+    print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), end="")
+    return 0

@@ -1,0 +1,49 @@
+"""Trained models at other depths: the same weights on another grid, or under an adaptive solver."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+
+from qkvflow.experiment.ensemble import Ensemble
+from qkvflow.schemes import make_scheme
+from qkvflow.training.evaluate import Evaluator, evaluation_batch
+from qkvflow.training.step import split_model
+
+TOKENS = 65536
+"""Validation tokens of each of these evaluations, in windows spread evenly. The test split is kept
+for the one evaluation that a run is judged by."""
+
+
+def evaluate_depths(
+    ensemble: Ensemble, params: Sequence[Any], depths: Sequence[str]
+) -> list[list[dict[str, Any]]]:
+    """For each run's parameters: `{num_steps, scheme, nats, split}` at N and at every depth."""
+    config = ensemble.config
+    shape, encoded = config.model.config, ensemble.encoded
+    found: list[list[dict[str, Any]]] = [[] for _ in params]
+    for depth in dict.fromkeys(["1", *depths]):
+        steps, scheme = shape.num_steps, None
+        if depth == "adaptive":
+            scheme = make_scheme("adaptive", tolerance=shape.tolerance)
+        else:
+            steps = max(1, round(float(depth) * shape.num_steps))
+        changed = eqx.combine(params[0], ensemble.static).at_depth(steps, scheme)
+        evaluator = Evaluator(
+            split_model(changed)[1],
+            encoded.validation,
+            context=config.context,
+            batch_size=evaluation_batch(config.context, encoded.tokenizer.vocab_size),
+            max_tokens=TOKENS,
+        )
+        for each, mine in zip(params, found, strict=True):
+            model = eqx.combine(each, ensemble.static).at_depth(steps, scheme)
+            mine.append(
+                {
+                    "num_steps": None if depth == "adaptive" else steps,
+                    "scheme": "adaptive" if depth == "adaptive" else shape.scheme,
+                    "nats": evaluator(split_model(model)[0]).nats,
+                    "split": "validation",
+                }
+            )
+    return found

@@ -1,0 +1,130 @@
+"""Widths that give a model the parameters or the compute of another.
+
+The width is searched first, over the multiples the heads allow, at the shape the model has; then
+the hidden width of the MLP, or the states of a state space layer where there is no MLP, closes the
+gap. Everything is counted on shapes: nothing is allocated.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from qkvflow.errors import UserError
+from qkvflow.lm import count_flops, count_parameters
+from qkvflow.zoo import ModelConfig, abstract
+
+TOLERANCE = 0.02
+_WIDEST = 1 << 14
+_UNITS = {"params": "block parameters", "flops": "training FLOPs per token"}
+
+
+def measure(config: ModelConfig, kind: str, *, vocab_size: int, tokens_per_step: int) -> float:
+    """Block parameters, or training FLOPs per token with the making of weights shared out."""
+    model = abstract(config, vocab_size=vocab_size)
+    if kind == "params":
+        return float(count_parameters(model).blocks)
+    return count_flops(model).per_step(tokens_per_step) / tokens_per_step
+
+
+def match(
+    config: ModelConfig,
+    kind: str,
+    target: float,
+    *,
+    vocab_size: int,
+    tokens_per_step: int,
+    label: str = "the model",
+    tolerance: float = TOLERANCE,
+) -> ModelConfig:
+    """The configuration rescaled to within `tolerance` of the target."""
+    counted: dict[ModelConfig, float] = {}
+
+    def count(candidate: ModelConfig) -> float:
+        if candidate not in counted:
+            counted[candidate] = measure(
+                candidate, kind, vocab_size=vocab_size, tokens_per_step=tokens_per_step
+            )
+        return counted[candidate]
+
+    if abs(count(config) - target) <= tolerance * target:
+        return config
+    tried: list[ModelConfig] = []
+    for candidate in _widths(config, count, target):
+        fine = _fine_tune(candidate, count, target)
+        tried += [candidate, fine]
+        if abs(count(fine) - target) <= tolerance * target:
+            return fine
+    nearest = min(tried, key=lambda each: abs(count(each) - target), default=None)
+    found = f"the nearest is {count(nearest):,.0f}" if nearest else "no width fits its heads"
+    raise UserError(
+        f"{label} cannot be matched to {target:,.0f} {_UNITS[kind]} within {tolerance:.0%}: "
+        f"{found}; change its num_heads, d_time or num_steps, or leave it out"
+    )
+
+
+def _widths(
+    config: ModelConfig, count: Callable[[ModelConfig], float], target: float
+) -> Iterator[ModelConfig]:
+    """Possible widths around the one whose count is nearest to the target, nearest first."""
+    made: dict[int, ModelConfig | None] = {}
+
+    def at(index: int) -> ModelConfig | None:
+        if index not in made:
+            made[index] = _with(config, d_model=index * config.num_heads)
+        return made[index]
+
+    most = max(1, _WIDEST // config.num_heads)
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        # Some multiples are no width (rotary positions, heads of the state space): go on upward.
+        index = next((i for i in range(middle, high) if at(i) is not None), None)
+        if index is None:
+            high = middle
+            continue
+        candidate = at(index)
+        assert candidate is not None
+        if count(candidate) < target:
+            low = index + 1
+        else:
+            high = middle
+    near = [at(i) for i in range(max(1, low - 8), min(most, low + 8) + 1)]
+    known = [each for each in near if each is not None]
+    yield from sorted(known, key=lambda each: abs(count(each) - target))
+
+
+def _fine_tune(
+    config: ModelConfig, count: Callable[[ModelConfig], float], target: float
+) -> ModelConfig:
+    """The hidden width (or state size) that comes nearest to the target at this d_model."""
+    mixers = set(config.mixers)
+    if mixers & {"mlp", "swiglu"}:
+        start = config.d_hidden
+
+        def made(size: int) -> ModelConfig | None:
+            return _with(config, mlp_ratio=size / config.d_model)
+
+    elif mixers & {"ssm", "selective-ssm"}:
+        start = config.d_state
+
+        def made(size: int) -> ModelConfig | None:
+            return _with(config, d_state=size)
+
+    else:
+        return config
+    # The count is linear in either size, up to rounding: two points give the slope.
+    here, there = made(start), made(start + 16)
+    if here is None or there is None or count(there) == count(here):
+        return config
+    slope = (count(there) - count(here)) / 16
+    size = round(start + (target - count(here)) / slope)
+    # Far from the model's own proportions it would be another architecture.
+    tuned = made(size) if start / 4 <= size <= 4 * start else None
+    return config if tuned is None else tuned
+
+
+def _with(config: ModelConfig, **changes: Any) -> ModelConfig | None:
+    try:
+        return dataclasses.replace(config, **changes)
+    except UserError:
+        return None

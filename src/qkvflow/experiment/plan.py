@@ -1,0 +1,328 @@
+"""The plan of a comparison: models x seeds x one budget, as data.
+
+`plan.yaml` is the whole plan; `qkvflow compare --config plan.yaml --out NEW` repeats it. What
+follows from a plan and its corpus (shapes, steps, hashes) is added to the file under `resolved`,
+which is ignored when the file is read.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from qkvflow.errors import UserError, unknown
+from qkvflow.experiment.specs import ModelSpec, read_spec
+from qkvflow.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    make_config,
+    typed,
+)
+
+BUDGETS = ("steps", "tokens", "flops", "seconds")
+MATCH = ("params", "flops")
+SAMPLES = ("last", "none")
+TUNING_GRID = (1e-4, 3e-4, 1e-3, 3e-3)
+TUNING_SEEDS = (1_000_001, 1_000_002)
+# The plan decides these for every run; the rest of the section is shared.
+_DECIDED = ("steps", "tokens", "seed", "eval_every", "target_loss")
+_INSTEAD = {
+    "steps": "a budget such as --steps",
+    "tokens": "a budget such as --tokens",
+    "seed": "--seeds",
+    "eval_every": "--evaluations",
+    "target_loss": "a budget: time to a loss is read off the curves",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What every run may spend: optimiser steps, tokens, training FLOPs or seconds."""
+
+    kind: str
+    amount: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in BUDGETS:
+            raise unknown("budget", self.kind, BUDGETS)
+        amount = typed(f"the budget in {self.kind}", float, self.amount)
+        if not amount > 0:
+            raise UserError(f"the budget in {self.kind} must be positive, not {self.amount}")
+        if self.kind in ("steps", "tokens"):
+            amount = typed(f"the budget in {self.kind}", int, self.amount)
+        object.__setattr__(self, "amount", amount)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {self.kind: self.amount}
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A named pair of models: is `a` better than `b`?"""
+
+    name: str
+    a: str
+    b: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """Which learning rates are tried on which seeds, never those of the comparison."""
+
+    grid: tuple[float, ...] = TUNING_GRID
+    seeds: tuple[int, ...] = TUNING_SEEDS
+
+    def __post_init__(self) -> None:
+        if not self.grid or any(not lr > 0 for lr in self.grid):
+            raise UserError(f"learning rates to try must be positive, not {list(self.grid)}")
+        if not self.seeds:
+            raise UserError("tuning needs at least one seed of its own")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"grid": list(self.grid), "seeds": list(self.seeds)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that decides a comparison. Make one with `make_plan`."""
+
+    models: tuple[ModelSpec, ...]
+    seeds: tuple[int, ...]
+    budget: Budget
+    data: DataConfig
+    train: TrainConfig
+    optim: OptimConfig
+    checkpoint: CheckpointConfig
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields of the model's configuration, shared by all; a model's own options go before."""
+    title: str | None = None
+    reference: str = ""
+    """The label the others are matched to and compared with; the first model if not given."""
+    match: str | None = None
+    """params or flops: every width is rescaled to the reference's."""
+    tune: Tuning | None = None
+    """Choose each model's learning rate on validation; none: all share `optim.lr`."""
+    questions: tuple[Question, ...] = ()
+    depths: tuple[str, ...] = ()
+    """Other depths to evaluate at: multiples of N such as 0.5, 2, 4, or adaptive."""
+    evaluations: int = 4
+    """Evaluations on validation in a run, evenly spread; the best of them is selected."""
+    samples: str = "last"
+    """Generated text of every run: last (at the selected parameters) or none."""
+    speed_rounds: int = 7
+    """Rounds of the speed measurement; 0 for none."""
+    plugins: tuple[str, ...] = ()
+    """Python files that register what the models need."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise UserError("a comparison needs at least one model")
+        labels = self.labels
+        for label in labels:
+            if labels.count(label) > 1:
+                raise UserError(
+                    f"two models are called '{label}'; give one a label: other={label}:..."
+                )
+        if not self.seeds:
+            raise UserError("a comparison needs at least one seed")
+        _check_seeds(self.seeds)
+        object.__setattr__(self, "reference", self.reference or labels[0])
+        for label in (self.reference, *(s.matched_to[1] for s in self.models if s.matched_to)):
+            if label not in labels:
+                raise unknown("model of this comparison", label, labels)
+        for question in self.questions:
+            for label in (question.a, question.b):
+                if label not in labels:
+                    raise unknown(f"model in question '{question.name}'", label, labels)
+        if self.match is not None and self.match not in MATCH:
+            raise unknown("match", self.match, MATCH)
+        if self.samples not in SAMPLES:
+            raise unknown("kind of samples", self.samples, SAMPLES)
+        if self.evaluations < 1:
+            raise UserError(f"evaluations must be at least 1, not {self.evaluations}")
+        if self.speed_rounds < 0:
+            raise UserError(f"speed_rounds must not be negative, not {self.speed_rounds}")
+        if self.tune is not None:
+            _check_seeds(self.tune.seeds)
+            both = sorted(set(self.tune.seeds) & set(self.seeds))
+            if both:
+                raise UserError(f"seed {both[0]} is of the comparison; tune on seeds of its own")
+        for depth in self.depths:
+            check_depth(depth)
+
+    @property
+    def labels(self) -> list[str]:
+        return [spec.label for spec in self.models]
+
+    def base_config(self, spec: ModelSpec) -> RunConfig:
+        """The configuration of a model before matching, budget and seed."""
+        return make_config(
+            # The zoo's entry, then what all share, then what is this model's own.
+            {"model": {**self.model, **spec.changes}, **self._sections()},
+        )
+
+    def _sections(self) -> dict[str, dict[str, Any]]:
+        train = {k: v for k, v in dataclasses.asdict(self.train).items() if k not in _DECIDED}
+        return {
+            "data": dataclasses.asdict(self.data),
+            "train": train,
+            "optim": dataclasses.asdict(self.optim),
+            "checkpoint": dataclasses.asdict(self.checkpoint),
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; `make_plan` of them is this plan again."""
+        return {
+            "title": self.title,
+            "models": [spec.to_dict() for spec in self.models],
+            "reference": self.reference,
+            "seeds": list(self.seeds),
+            "budget": self.budget.to_dict(),
+            "match": self.match,
+            "tune": None if self.tune is None else self.tune.to_dict(),
+            "questions": [dataclasses.asdict(question) for question in self.questions],
+            "depths": list(self.depths),
+            "evaluations": self.evaluations,
+            "samples": self.samples,
+            "speed_rounds": self.speed_rounds,
+            "plugins": list(self.plugins),
+            "model": dict(self.model),
+            **self._sections(),
+        }
+
+
+def check_depth(depth: str) -> None:
+    try:
+        good = depth == "adaptive" or float(depth) > 0
+    except ValueError:
+        good = False
+    if not good:
+        raise UserError(f"a depth is a multiple of N such as 0.5 or 2, or adaptive, not '{depth}'")
+
+
+def _check_seeds(seeds: tuple[int, ...]) -> None:
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"a seed is given twice: {', '.join(map(str, seeds))}")
+    for seed in seeds:
+        if not 0 <= seed <= 0x7FFFFFFF:
+            raise UserError(f"a seed must be from 0 to 2^31 - 1, not {seed}")
+
+
+_KEYS = tuple(field.name for field in dataclasses.fields(Plan))
+# Written beside the plan, and not part of it.
+_BESIDE = ("resolved", "command")
+
+
+def make_plan(content: Mapping[str, Any]) -> Plan:
+    """A plan from plain values, as in `plan.yaml`."""
+    for key in content:
+        if key not in _KEYS and key not in _BESIDE:
+            raise unknown("part of a plan", str(key), _KEYS)
+    given = {key: value for key, value in content.items() if key in _KEYS and value is not None}
+    for key, kind in (("models", list), ("questions", list), ("budget", Mapping)):
+        if key in given and not isinstance(given[key], kind | tuple):
+            raise UserError(f"{key} of a plan has the wrong form: {given[key]!r}")
+    budget = dict(given.pop("budget", {}))
+    if len(budget) != 1:
+        raise UserError(f"give one budget of {', '.join(BUDGETS)}, not {len(budget)}")
+    train = dict(given.get("train", {}))
+    for key in _DECIDED:
+        if key in train:
+            raise UserError(f"train.{key} is not for a comparison; give {_INSTEAD[key]}")
+    sections = {name: given.pop(name, {}) for name in ("data", "train", "optim", "checkpoint")}
+    sections["train"] = {"eval_tokens": None, **train}
+    shared = make_config(sections)
+    tune = given.pop("tune", None)
+    return Plan(
+        models=tuple(read_spec(value) for value in given.pop("models", ())),
+        seeds=seeds_of(given.pop("seeds", 3)),
+        budget=Budget(*next(iter(budget.items()))),
+        data=shared.data,
+        train=shared.train,
+        optim=shared.optim,
+        checkpoint=shared.checkpoint,
+        tune=_tuning(tune),
+        questions=tuple(_question(each) for each in given.pop("questions", ())),
+        depths=tuple(str(depth) for depth in given.pop("depths", ())),
+        plugins=tuple(str(path) for path in given.pop("plugins", ())),
+        evaluations=typed("evaluations", int, given.pop("evaluations", 4)),
+        speed_rounds=typed("speed_rounds", int, given.pop("speed_rounds", 7)),
+        model=_shared_model(given.pop("model", {})),
+        **given,
+    )
+
+
+def seeds_of(value: Any) -> tuple[int, ...]:
+    """A number of seeds (0, 1, ...), or the seeds themselves."""
+    if isinstance(value, list | tuple):
+        return tuple(typed("a seed", int, seed) for seed in value)
+    count = typed("seeds", int, value)
+    if count < 1:
+        raise UserError(f"seeds must be at least 1, not {count}")
+    return tuple(range(count))
+
+
+def _tuning(value: Any) -> Tuning | None:
+    if value is None:
+        return None
+    if value == "lr":
+        return Tuning()
+    if not isinstance(value, Mapping) or set(value) - {"grid", "seeds"}:
+        raise UserError(f"tune must be lr, or have a grid and seeds, not {value!r}")
+    return Tuning(
+        tuple(typed("a learning rate", float, lr) for lr in value.get("grid", TUNING_GRID)),
+        seeds_of(list(value.get("seeds", TUNING_SEEDS))),
+    )
+
+
+def _question(value: Any) -> Question:
+    try:
+        return Question(*(str(value[key]) for key in ("name", "a", "b")))
+    except (KeyError, TypeError):
+        raise UserError(f"a question has name, a and b, not {value!r}") from None
+
+
+def _shared_model(values: Any) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise UserError(f"model must be a section of options, not {values!r}")
+    if "name" in values:
+        raise UserError("model.name is not for a comparison; give --models")
+    return dict(values)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """The first way in which two plans are not the same comparison, in words.
+
+    What changes no result may change: checkpoints, and how often losses are written.
+    """
+    was, now = _flat(old), _flat(new)
+    for key in dict.fromkeys([*now, *was]):
+        if key.startswith("checkpoint.") or key in _FREE:
+            continue
+        if was.get(key) != now.get(key):
+            return f"{key} was {_show(was.get(key))}, now {_show(now.get(key))}"
+    return None
+
+
+_FREE = ("command", "title", "plugins", "speed_rounds", "data.dir", "train.steps_per_dispatch")
+
+
+def _show(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _flat(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        name = f"{above}{key}"
+        if key == "models" and not above:
+            flat[name] = ", ".join(str(each["label"]) for each in value)
+            for each in value:
+                flat |= _flat({k: v for k, v in each.items() if k != "label"}, f"{each['label']}.")
+        elif isinstance(value, Mapping):
+            flat |= _flat(value, f"{name}.")
+        else:
+            flat[name] = list(value) if isinstance(value, tuple) else value
+    return flat

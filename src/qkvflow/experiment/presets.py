@@ -1,0 +1,130 @@
+"""Plans with names, as data."""
+
+from typing import Any
+
+from qkvflow.errors import unknown
+
+DEFAULT_MODELS = (
+    "standard",
+    "tong",
+    "time-indexed-mlp",
+    "time-indexed-ssm",
+    "hybrid",
+    "shared",
+    "frozen-time=time-indexed-mlp:frozen_time=0.5",
+    "standard-narrow=standard:params_of=time-indexed-mlp",
+)
+"""The models of the reference documents and their controls: the same model with its time held
+still, and a standard transformer with no more block parameters than the shared one."""
+
+_DOCUMENTS: dict[str, Any] = {
+    # About 240,000 bytes each to validate and to test on, by whole files.
+    "data": {"spec": "stdlib?split=0.96,0.02,0.02"},
+    "model": {"d_model": 256, "num_heads": 4, "num_steps": 6, "context": 128},
+    "train": {"batch_size": 8},
+    "optim": {"lr": 3e-4},
+    "checkpoint": {"every": 250},
+    "budget": {"steps": 1000},
+    "seeds": 5,
+}
+
+_TIME_INDEXED = "time-indexed-mlp"
+_INTEGRATION = "Is ODE integration needed?"
+_STATE = "How many states does the state space layer need?"
+_GATE = "Which gate?"
+
+_QUESTIONS: tuple[tuple[str, str, str], ...] = (
+    ("Is it time-indexing or only the adapter?", _TIME_INDEXED, "frozen-time"),
+    ("Is it smooth in time, or one gate per layer?", _TIME_INDEXED, "gate-per-layer"),
+    (f"{_INTEGRATION} Euler or residual steps, gated", "gated-euler", _TIME_INDEXED),
+    (f"{_INTEGRATION} Parallel or sequential, gated", "gated-parallel", _TIME_INDEXED),
+    (f"{_INTEGRATION} Euler or residual steps, hypernet", "tong", "tong-residual"),
+    (f"{_INTEGRATION} Parallel or sequential, hypernet", "tong", "tong-sequential"),
+    ("Does the hybrid combine the best of both? Against gated", "hybrid", _TIME_INDEXED),
+    ("Does the hybrid combine the best of both? Against hypernet", "hybrid", "tong"),
+    ("Time embedding: learned or fixed frequencies?", "time-learned", _TIME_INDEXED),
+    ("Time embedding: raw t or sinusoidal?", "time-raw", _TIME_INDEXED),
+    (f"{_GATE} Centred or sigmoid", "gate-centred", _TIME_INDEXED),
+    (f"{_GATE} Input channels or the documents'", "gate-input", _TIME_INDEXED),
+    (f"{_GATE} Output channels or the documents'", "gate-output", _TIME_INDEXED),
+    (f"{_GATE} Both sides or the documents'", "gate-both", _TIME_INDEXED),
+    (f"{_GATE} Low rank or the documents'", "gate-low-rank", _TIME_INDEXED),
+    (f"{_STATE} 32 or 64", "ssm-32", "time-indexed-ssm"),
+    (f"{_STATE} 128 or 64", "ssm-128", "time-indexed-ssm"),
+    (f"{_STATE} 256 or 64", "ssm-256", "time-indexed-ssm"),
+    ("Selective or linear time-invariant state space?", "ssm-selective", "time-indexed-ssm"),
+)
+
+_SSM_MODELS = tuple(f"ssm-{n}=time-indexed-ssm:d_state={n}" for n in (32, 64, 128, 256))
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {
+        "title": "Do time-indexed weights pay at a small scale?",
+        "models": list(DEFAULT_MODELS),
+        # About 60,000 bytes each to validate and to test on, by whole files.
+        "data": {"spec": "stdlib?split=0.99,0.005,0.005"},
+        "model": {"d_model": 64, "num_heads": 4, "num_steps": 6, "context": 64},
+        "train": {"batch_size": 16},
+        "optim": {"lr": 2e-3, "warmup": 30},
+        "checkpoint": {"every": 100},
+        "budget": {"steps": 300},
+        "seeds": 3,
+        "evaluations": 3,
+        "speed_rounds": 7,
+    },
+    "documents": {
+        "title": "The reference documents' models at their setting, trained alike",
+        "models": list(DEFAULT_MODELS),
+        **_DOCUMENTS,
+    },
+    "ablation": {
+        "title": "What makes time-indexed models work?",
+        "models": [
+            _TIME_INDEXED,
+            "frozen-time=time-indexed-mlp:frozen_time=0.5",
+            "gate-per-layer=time-indexed-mlp:time_features=layers",
+            "gated-euler=time-indexed-mlp:scheme=euler",
+            "gated-parallel=time-indexed-mlp:composition=parallel",
+            "tong",
+            "tong-residual=tong:scheme=residual",
+            "tong-sequential=tong:composition=sequential",
+            "hybrid",
+            "time-learned=time-indexed-mlp:time_features=learned",
+            "time-raw=time-indexed-mlp:time_features=raw",
+            "gate-centred=time-indexed-mlp:gate_squash=centred",
+            "gate-input=time-indexed-mlp:gate=input",
+            "gate-output=time-indexed-mlp:gate=output",
+            "gate-both=time-indexed-mlp:gate=both",
+            "gate-low-rank=time-indexed-mlp:gate=low-rank",
+            "ssm-32=time-indexed-ssm:d_state=32",
+            "time-indexed-ssm",
+            "ssm-128=time-indexed-ssm:d_state=128",
+            "ssm-256=time-indexed-ssm:d_state=256",
+            "ssm-selective=time-indexed-selective-ssm",
+        ],
+        "questions": [{"name": name, "a": a, "b": b} for name, a, b in _QUESTIONS],
+        "depths": ["0.5", "2", "4", "adaptive"],
+        **_DOCUMENTS,
+        "model": {"d_model": 128, "num_heads": 4, "num_steps": 6, "context": 128},
+        "optim": {"lr": 1e-3},
+        "budget": {"steps": 600},
+    },
+    "ssm-state": {
+        "title": "How many states does a time-indexed state space layer need?",
+        "models": list(_SSM_MODELS),
+        "questions": [
+            {"name": f"{_STATE} {n} or 64", "a": f"ssm-{n}", "b": "ssm-64"} for n in (32, 128, 256)
+        ],
+        **_DOCUMENTS,
+    },
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The content of a plan, to be changed at will."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return {
+        key: dict(value) if isinstance(value, dict) else value
+        for key, value in PRESETS[name].items()
+    }

@@ -1,0 +1,165 @@
+"""From a plan and its corpus to what will be run: shapes, steps, configurations of runs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from qkvflow.data import EncodedCorpus
+from qkvflow.errors import UserError
+from qkvflow.experiment.matching import match, measure
+from qkvflow.experiment.plan import Plan
+from qkvflow.experiment.specs import ModelSpec
+from qkvflow.lm import count_flops, count_parameters
+from qkvflow.training.config import RunConfig
+from qkvflow.zoo import ModelConfig, abstract
+
+SHAPE = ("d_model", "mlp_ratio", "d_state", "num_heads", "num_steps", "context")
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One model of the comparison, ready to run but for the seed."""
+
+    label: str
+    config: RunConfig
+    flops_per_step: float
+    parameters: int
+    block_parameters: int
+    flops_per_token: float
+    matched: str | None
+    """What its width was chosen for, in words."""
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
+
+    def run(self, seed: int, lr: float | None = None) -> RunConfig:
+        """The configuration of one run."""
+        optim = self.config.optim
+        return dataclasses.replace(
+            self.config,
+            train=dataclasses.replace(self.config.train, seed=seed),
+            optim=optim if lr is None else dataclasses.replace(optim, lr=lr),
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What `plan.yaml` says of it under `resolved`."""
+        shape = self.config.model.config.to_dict()
+        return {
+            "parameters": self.parameters,
+            "block_parameters": self.block_parameters,
+            "flops_per_token": round(self.flops_per_token),
+            "steps": self.steps,
+            "matched": self.matched,
+            "shape": {key: shape[key] for key in SHAPE},
+        }
+
+
+def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
+    """Every model of the plan in its final shape, with the steps of a run still to be set."""
+    configs = {spec.label: plan.base_config(spec) for spec in plan.models}
+    _check_shared(configs)
+    final: dict[str, ModelConfig] = {}
+    why: dict[str, str | None] = {}
+
+    def resolve(spec: ModelSpec, waiting: tuple[str, ...]) -> ModelConfig:
+        if spec.label in final:
+            return final[spec.label]
+        if spec.label in waiting:
+            raise UserError(f"{' and '.join(waiting)} are matched to each other; name one width")
+        config = configs[spec.label]
+        wanted = spec.matched_to
+        if wanted is None and plan.match is not None and spec.label != plan.reference:
+            wanted = (plan.match, plan.reference)
+        shape, why[spec.label] = config.model.config, None
+        if wanted is not None:
+            kind, label = wanted
+            other = next(each for each in plan.models if each.label == label)
+            sizes = {"vocab_size": vocab_size, "tokens_per_step": config.tokens_per_step}
+            target = measure(resolve(other, (*waiting, spec.label)), kind, **sizes)
+            shape = match(shape, kind, target, label=spec.label, **sizes)
+            why[spec.label] = f"{kind} of {label}"
+        final[spec.label] = shape
+        return shape
+
+    return [
+        _entry(spec, configs[spec.label], resolve(spec, ()), why[spec.label], vocab_size)
+        for spec in plan.models
+    ]
+
+
+def _check_shared(configs: Mapping[str, RunConfig]) -> None:
+    contexts = {label: config.context for label, config in configs.items()}
+    if len(set(contexts.values())) > 1:
+        each = ", ".join(f"{label} {context}" for label, context in contexts.items())
+        raise UserError(f"all models need one context, not {each}; give --model.context")
+
+
+def _entry(
+    spec: ModelSpec, config: RunConfig, shape: ModelConfig, why: str | None, vocab_size: int
+) -> Entry:
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, config=shape))
+    model = abstract(shape, vocab_size=vocab_size)
+    per_step = count_flops(model).per_step(config.tokens_per_step)
+    counted = count_parameters(model)
+    return Entry(
+        label=spec.label,
+        config=config,
+        flops_per_step=float(per_step),
+        parameters=counted.total,
+        block_parameters=counted.blocks,
+        flops_per_token=per_step / config.tokens_per_step,
+        matched=why,
+    )
+
+
+def with_steps(
+    plan: Plan, entries: list[Entry], seconds_per_step: Mapping[str, float] | None = None
+) -> list[Entry]:
+    """The entries with the steps their budget pays for.
+
+    A budget of seconds is turned into steps by the time of a step, measured for each model beside
+    the others (`speed`), so that every schedule runs to its end and a run can be repeated.
+    """
+    made = []
+    for entry in entries:
+        steps = _steps(plan, entry, seconds_per_step)
+        config = entry.config
+        train = dataclasses.replace(
+            config.train, steps=steps, eval_every=max(1, math.ceil(steps / plan.evaluations))
+        )
+        # A warm-up longer than half the run would leave no run.
+        optim = dataclasses.replace(config.optim, warmup=min(config.optim.warmup, steps // 2))
+        changed = dataclasses.replace(config, train=train, optim=optim)
+        made.append(dataclasses.replace(entry, config=changed))
+    return made
+
+
+def _steps(plan: Plan, entry: Entry, seconds_per_step: Mapping[str, float] | None) -> int:
+    kind, amount = plan.budget.kind, plan.budget.amount
+    if kind == "steps":
+        return int(amount)
+    if kind == "tokens":
+        return max(1, math.ceil(amount / entry.config.tokens_per_step))
+    if kind == "flops":
+        if amount < entry.flops_per_step:
+            raise UserError(
+                f"a step of {entry.label} takes {entry.flops_per_step:.3g} FLOPs, more than the "
+                f"budget of {amount:.3g}; raise it"
+            )
+        return round(amount / entry.flops_per_step)
+    assert seconds_per_step is not None
+    return max(1, round(amount / seconds_per_step[entry.label]))
+
+
+def describe(plan: Plan, entries: list[Entry], encoded: EncodedCorpus) -> dict[str, Any]:
+    """The part of `plan.yaml` that follows from the rest."""
+    return {
+        "data": {
+            "sha256": encoded.corpus.sha256,
+            "tokenizer": encoded.tokenizer.identity,
+            "vocab_size": encoded.tokenizer.vocab_size,
+        },
+        "models": {entry.label: entry.describe() for entry in entries},
+    }
