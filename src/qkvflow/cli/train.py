@@ -55,6 +55,11 @@ def report(
     except Interrupted as stopped:
         print(f"qkvflow: {stopped}", file=sys.stderr)
         return 128 + stopped.signum
+    except KeyboardInterrupt:
+        hint = f"; continue with 'qkvflow resume {directory}'"
+        begun = (directory / "config.yaml").exists()
+        print(f"qkvflow: interrupted{hint if begun else ''}", file=sys.stderr)
+        return 130
     except Diverged as error:
         print(f"qkvflow: {error}", file=sys.stderr)
         return 1

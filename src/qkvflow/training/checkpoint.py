@@ -4,6 +4,7 @@ A checkpoint is the whole `State` and a small JSON document: what the host knew 
 what has to be the same when the run goes on (see `resume_rules`).
 """
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,9 @@ class Checkpoints:
         return jax.tree.unflatten(structure, [flat[_name(path)] for path, _ in leaves])
 
     def close(self) -> None:
-        self._manager.close()
+        # What went wrong in the background has been raised by `wait`, or something worse has.
+        with contextlib.suppress(Exception):
+            self._manager.close()
 
     def _failed(self, error: Exception) -> UserError:
         text = " ".join(str(error).split()) or type(error).__name__

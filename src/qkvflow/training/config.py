@@ -244,7 +244,8 @@ def _section(section: str, kind: type, values: dict[str, Any]) -> Any:
     for key in values:
         if key not in types:
             raise unknown(f"{section} option", str(key), types)
-    return kind(**values)
+    made = {key: typed(f"{section}.{key}", types[key], value) for key, value in values.items()}
+    return kind(**made)
 
 
 def _with_budget(config: RunConfig) -> RunConfig:

@@ -79,8 +79,9 @@ class Plain(Reporter):
         self._speed = tokens_per_second
 
     def train(self, line: dict[str, Any]) -> None:
+        loss = "not finite" if line["loss"] is None else f"{line['loss']:.4f}"
         self.note(
-            f"step {line['step']}: loss {line['loss']:.4f}, lr {line['lr']:.3g}, "
+            f"step {line['step']}: loss {loss}, lr {line['lr']:.3g}, "
             f"grad norm {line['grad_norm']:.3g}, {self._speed:,.0f} tokens/s"
         )
 

@@ -6,7 +6,7 @@ This is the one place of the room where a configuration becomes a model.
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from qkvflow.training.record import make_record, now
 from qkvflow.training.reporter import Reporter, Silent
 from qkvflow.training.resume_rules import check_config, check_data, check_devices
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, init_state, model_key, split_model
+from qkvflow.training.step import Seed, State, init_state, model_key, split_model
 from qkvflow.training.track import make_tracker
 from qkvflow.zoo import abstract, build_config
 
@@ -175,10 +175,20 @@ def read_record(directory: Path) -> dict[str, Any] | None:
 
 def use_compilation_cache() -> None:
     """Keep compiled programs in the user's cache directory, unless JAX is told otherwise."""
-    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ or jax.config.values["jax_compilation_cache_dir"]:
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_dir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def initial_params(config: RunConfig, vocab_size: int) -> Callable[[Seed], Any]:
+    """`init(seed)`: the arrays of a fresh model. Pure: compile it, map it over seeds."""
+
+    def init(seed: Seed) -> Any:
+        key = model_key(seed)
+        return split_model(build_config(config.model.config, vocab_size=vocab_size, key=key))[0]
+
+    return init
 
 
 def abstract_model(config: RunConfig, vocab_size: int) -> tuple[Any, Any]:
@@ -291,10 +301,8 @@ def _begin(loop: Loop, params: Any) -> tuple[State, Progress]:
         # A run that had reached its end goes on when it was given more steps.
         progress.done = progress.done and progress.step >= loop.config.train.steps
         return loop.checkpoints.restore(steps[-1], like), progress
-    key = model_key(loop.config.train.seed)
-    vocab_size = loop.encoded.tokenizer.vocab_size
-    model = build_config(loop.config.model.config, vocab_size=vocab_size, key=key)
-    return init_state(split_model(model)[0], loop.optimiser), Progress()
+    init = jax.jit(initial_params(loop.config, loop.encoded.tokenizer.vocab_size))
+    return init_state(init(np.int32(loop.config.train.seed)), loop.optimiser), Progress()
 
 
 def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:

@@ -114,7 +114,9 @@ class Lines:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
+        # On a full disk the rest of a line cannot be written now either; it is cut off later.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def read_lines(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:

@@ -183,7 +183,7 @@ def _run(
     def body(index: Any, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, metrics = carry
         value, grads = gradient(state.params, batch(state, index), seed, state.step)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)

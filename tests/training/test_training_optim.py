@@ -1,0 +1,120 @@
+"""Schedules, the arrays that decay, and every optimiser by name."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from qkvflow.training.config import OPTIMISERS, OptimConfig, RunConfig
+from qkvflow.training.optim import evaluation_params, matrices, optimiser
+from qkvflow.training.schedule import make_schedule
+from qkvflow.zoo import abstract, configure, entry, names
+
+
+def nanogpt(step: int, optim: OptimConfig, steps: int) -> float:
+    """nanoGPT's get_lr, with warm-up from its first version to count from one."""
+    if step < optim.warmup:
+        return optim.lr * (step + 1) / optim.warmup
+    ratio = (step - optim.warmup) / (steps - optim.warmup)
+    low = optim.final_lr * optim.lr
+    return low + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (optim.lr - low)
+
+
+def test_cosine_is_nanogpts():
+    optim = OptimConfig(lr=1e-3, warmup=100, final_lr=0.1)
+    schedule = make_schedule(optim, 2000)
+    for step in (0, 1, 50, 99, 100, 101, 1000, 1999):
+        assert float(schedule(step)) == pytest.approx(nanogpt(step, optim, 2000), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("linear", [0.5, 1.0, 1.0, 0.55, 0.1]),
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0]),
+        ("wsd", [0.5, 1.0, 1.0, 1.0, 0.1]),
+    ],
+)
+def test_other_shapes(kind: str, expected: list[float]):
+    schedule = make_schedule(OptimConfig(lr=1.0, schedule=kind, warmup=2), 102)
+    found = [float(schedule(step)) for step in (0, 1, 2, 52, 102)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_wsd_decays_over_its_last_share():
+    schedule = make_schedule(OptimConfig(lr=1.0, schedule="wsd", warmup=0, final_lr=0.0), 100)
+    found = [float(schedule(step)) for step in (79, 80, 90, 100)]
+    np.testing.assert_allclose(found, [1.0, 1.0, 0.5, 0.0], atol=1e-5)
+
+
+VECTORS = ("bias", "scale", "shift", "log_", "cycles", "delta_bias", ".d")
+
+
+@pytest.mark.parametrize("name", names())
+def test_matrices_decay_and_vectors_do_not(name: str):
+    config = configure(entry(name), {"d_model": 32, "num_heads": 2, "num_steps": 3, "context": 8})
+    params = eqx.filter(abstract(config, vocab_size=11), lambda x: hasattr(x, "shape"))
+    decided = jax.tree_util.tree_flatten_with_path(matrices(params))[0]
+    shapes = dict(jax.tree_util.tree_flatten_with_path(params)[0])
+    assert len(decided) == len(shapes)
+    seen = set()
+    for path, decays in decided:
+        full = jax.tree_util.keystr(path)
+        last = jax.tree_util.keystr(path[-1:])
+        vector = any(word in last for word in VECTORS) and ".maps" not in full
+        assert decays == (not vector), full
+        seen.add(decays)
+    assert seen == {True, False}
+    found = {jax.tree_util.keystr(path): decays for path, decays in decided}
+    assert found[".embedding"]
+    assert found.get(".positions", True)
+
+
+def test_a_stack_of_learned_time_frequencies_is_not_a_matrix():
+    changes = {"d_model": 32, "num_heads": 2, "num_steps": 3, "time_features": "learned"}
+    config = configure({**entry("tong"), "field": "per-layer-hypernet"}, changes)
+    params = eqx.filter(abstract(config, vocab_size=11), lambda x: hasattr(x, "shape"))
+    decided = jax.tree_util.tree_flatten_with_path(matrices(params))[0]
+    cycles = [decays for path, decays in decided if "cycles" in jax.tree_util.keystr(path)]
+    assert cycles
+    assert not any(cycles)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_every_optimiser_lowers_a_loss(name: str, tiny: Callable[..., RunConfig]):
+    from qkvflow.training.step import model_key, split_model
+    from qkvflow.zoo import build_config
+
+    lr = {"sgd": 0.5, "lion": 1e-3}.get(name, 1e-2)
+    config = tiny(
+        model={"num_steps": 1}, optim={"name": name, "lr": lr, "warmup": 1, "schedule": "constant"}
+    )
+    model = build_config(config.model.config, vocab_size=7, key=model_key(0))
+    params, static = split_model(model)
+    rule = optimiser(config.optim, make_schedule(config.optim, 20))
+    tokens = jnp.arange(32).reshape(2, 16) % 7
+
+    def objective(params):
+        logits = eqx.combine(params, static)(tokens)
+        return -jnp.mean(jax.nn.log_softmax(logits)[..., 3])
+
+    @jax.jit
+    def step(params, state):
+        value, grads = jax.value_and_grad(objective)(params)
+        updates, state = rule.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state, values = rule.init(params), []
+    for _ in range(12):
+        params, state, value = step(params, state)
+        values.append(float(value))
+    assert values[-1] < values[0] - 0.2
+    kept = evaluation_params(config.optim, state, params)
+    assert jax.tree.structure(kept) == jax.tree.structure(params)
+    same = jnp.array_equal(kept.embedding, params.embedding)
+    assert bool(same) == (name != "schedule-free")
