@@ -11,7 +11,8 @@ import yaml
 from qkvflow.experiment.records import Record
 from qkvflow.report.content import Sample
 
-_HEADER = re.compile(r"^\W*\bstep\W*(\d[\d,_]*)\b.{0,60}$", re.IGNORECASE)
+# As in `--- step 1000 ---`.
+_HEADER = re.compile(r"^[-=#*]{2,} *step *(\d+)\b.{0,60}$")
 _LONGEST_SAMPLE = 1500
 
 
@@ -66,6 +67,5 @@ def _last_part(text: str) -> tuple[int | None, str]:
     for place in range(len(lines) - 1, -1, -1):
         header = _HEADER.match(lines[place])
         if header and any(line.strip() for line in lines[place + 1 :]):
-            step = int(re.sub(r"\D", "", header[1]))
-            return step, "\n".join(lines[place + 1 :])
+            return int(header[1]), "\n".join(lines[place + 1 :])
     return None, text[-_LONGEST_SAMPLE:]

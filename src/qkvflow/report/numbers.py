@@ -7,7 +7,7 @@ from typing import Any
 ABSENT = "–"
 
 
-def short(number: float | None) -> str:
+def short(number: float | int | None) -> str:
     """4,865,000 as 4.87M."""
     if number is None:
         return ABSENT
@@ -18,7 +18,7 @@ def short(number: float | None) -> str:
     return three(number)
 
 
-def memory(size: float | None) -> str:
+def memory(size: float | int | None) -> str:
     """Bytes in binary units: 1,610,612,736 as 1.5 GiB."""
     if size is None:
         return ABSENT
@@ -28,7 +28,7 @@ def memory(size: float | None) -> str:
     return f"{size:.0f} B"
 
 
-def loss(value: float | None) -> str:
+def loss(value: float | int | None) -> str:
     return ABSENT if value is None else f"{value:.4f}"
 
 
@@ -39,11 +39,11 @@ def interval(ends: Mapping[str, Any] | None) -> str | None:
     return f"{loss(ends['low'])} to {loss(ends['high'])}"
 
 
-def milliseconds(value: float | None) -> str:
+def milliseconds(value: float | int | None) -> str:
     return ABSENT if value is None else three(value)
 
 
-def seconds(value: float | None) -> str:
+def seconds(value: float | int | None) -> str:
     """72 as '72 s', 4000 as '1.11 h'."""
     if value is None:
         return ABSENT
@@ -53,20 +53,20 @@ def seconds(value: float | None) -> str:
     return f"{three(value)} s"
 
 
-def p_value(p: float | None) -> str:
+def p_value(p: float | int | None) -> str:
     if p is None:
         return ABSENT
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def signed(value: float | None, digits: int = 3) -> str:
+def signed(value: float | int | None, digits: int = 3) -> str:
     """With its sign, and a true minus."""
     if value is None:
         return ABSENT
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
-def three(value: float) -> str:
+def three(value: float | int) -> str:
     """Three digits, without an exponent below a million: 0.0123, 4.87, 48.7, 4870."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

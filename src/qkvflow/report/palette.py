@@ -30,11 +30,11 @@ PAPER, NIGHT = "#ffffff", "#14171c"
 # Matplotlib's names; the page draws the same shapes under the same numbers.
 MARKERS = ("o", "s", "^", "D", "v")
 DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
-    (0, ()),
-    (0, (5, 2)),
-    (0, (1.5, 1.5)),
-    (0, (6, 2, 1.5, 2)),
-    (0, (9, 3)),
+    (0.0, ()),
+    (0.0, (5.0, 2.0)),
+    (0.0, (1.5, 1.5)),
+    (0.0, (6.0, 2.0, 1.5, 2.0)),
+    (0.0, (9.0, 3.0)),
 )
 
 # Tints of a verdict, of the row against the column.

@@ -18,7 +18,7 @@ def efficiency_with_error(report: Report) -> Figure:
     ]
     if not found:
         return notice(f"No finished run has a {report.metric} loss.")
-    figure, axes = sheet(10, 3.4 * len(found), len(found), len(COSTS), sharey="row")
+    figure, axes = sheet(10.0, 3.4 * len(found), len(found), len(COSTS), sharey="row")
     placed = []
     for row, (number, models) in zip(axes, found, strict=True):
         for panel, axis in zip(row, COSTS, strict=True):

@@ -19,7 +19,7 @@ def speed_comparison(report: Report) -> Figure:
     sized = [model for model in timed if model.memory is not None]
     columns = 2 if sized else 1
     figure, axes = sheet(
-        9 if sized else 6, 0.9 + 0.3 * len(timed), 1, columns, width_ratios=[3, 2][:columns]
+        9.0 if sized else 6.0, 0.9 + 0.3 * len(timed), 1, columns, width_ratios=[3, 2][:columns]
     )
     _times(axes[0, 0], timed)
     if sized:

@@ -1,13 +1,14 @@
 """How printed figures look, and what more than one of them needs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 from qkvflow.report import numbers
 from qkvflow.report.content import Model
@@ -56,7 +57,7 @@ def sheet(width: float, height: float, rows: int = 1, columns: int = 1, **option
 
 def notice(text: str) -> Figure:
     """A figure that says why it is empty."""
-    figure, axes = sheet(5, 1.2)
+    figure, axes = sheet(5.0, 1.2)
     axes[0, 0].axis("off")
     axes[0, 0].text(0.5, 0.5, text, ha="center", va="center", color=SOFT, wrap=True)
     return figure
@@ -108,44 +109,40 @@ def name_points(axes: Axes, points: Sequence[tuple[Model, float, float]]) -> Non
     figure = axes.figure
     assert isinstance(figure, Figure)
     scale = figure.dpi / 72
-    taken = []
-    places = [(x, y, *axes.transData.transform((x, y))) for _, x, y in points]
-    for _, _, px, py in places:
-        taken.append((px - 4 * scale, py - 4 * scale, px + 4 * scale, py + 4 * scale))
     frame = axes.get_window_extent()
-    sides = [("left", 6, lift) for lift in (0, 8, -8, 16, -16, 24, -24)]
-    tries = [side for x in sides for side in (x, ("right", -6, x[2]))]
-    tries += [("center", 0, lift) for lift in (12, -12, 22, -22, 32, -32)]
-    for (model, _, _), (x, y, _, _) in sorted(
-        zip(points, places, strict=True), key=lambda item: item[0][2]
-    ):
-        text = None
-        for side, dx, dy in tries:
-            if text is not None:
-                text.remove()
-            text = axes.annotate(
-                model.label,
-                (x, y),
-                xytext=(dx, dy),
-                textcoords="offset points",
-                ha=side,
-                va="center_baseline",
-                fontsize=7,
-                fontweight="bold",
-                color=colour(model.index),
-                annotation_clip=False,
-                path_effects=HALO,
-            )
-            box = text.get_window_extent()
+    places = [axes.transData.transform((x, y)) for _, x, y in points]
+    taken = [Bbox.from_extents(x - r, y - r, x + r, y + r) for x, y in places for r in [4 * scale]]
+    tries: list[tuple[Literal["left", "right", "center"], int]] = []
+    for lift in (0, 8, -8, 16, -16, 24, -24):
+        tries += [("left", lift), ("right", lift)]
+    tries += [("center", lift) for lift in (12, -12, 22, -22, 32, -32)]
+    ordered = sorted(zip(points, places, strict=True), key=lambda item: item[0][2])
+    for (model, x, y), (px, py) in ordered:
+        text = axes.annotate(
+            model.label,
+            (x, y),
+            xytext=(0, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=7,
+            fontweight="bold",
+            color=colour(model.index),
+            annotation_clip=False,
+            path_effects=HALO,
+        )
+        size = text.get_window_extent()
+        for side, lift in tries:
+            left = {"left": 6 * scale, "right": -6 * scale - size.width, "center": -size.width / 2}
+            start, middle = px + left[side], py + lift * scale
+            half = size.height / 2
+            box = Bbox.from_extents(start, middle - half, start + size.width, middle + half)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 + 4 * scale
             inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
-            free = all(
-                box.x1 < t[0] or box.x0 > t[2] or box.y1 < t[1] or box.y0 > t[3] for t in taken
-            )
-            if inside and free:
-                taken.append((box.x0, box.y0, box.x1, box.y1))
-                text = None
+            if inside and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                text.set_horizontalalignment(side)
+                text.xyann = ({"left": 6, "right": -6, "center": 0}[side], lift)
                 break
-        # In a crowd a name would hide its neighbours: the table has the numbers.
-        if text is not None:
+        else:
+            # In a crowd a name would hide its neighbours: the table has the numbers.
             text.remove()

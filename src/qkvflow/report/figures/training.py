@@ -21,7 +21,7 @@ def training_curves(report: Report) -> Figure:
     ]
     if not found:
         return notice("No run left a training curve.")
-    figure, axes = sheet(10, 0.5 + 3.0 * len(found), len(found), len(TITLES))
+    figure, axes = sheet(10.0, 0.5 + 3.0 * len(found), len(found), len(TITLES))
     for row, (group, models) in zip(axes, found, strict=True):
         _lines(row[0], [(m, m.validation) for m in models], group, 0.0)
         _lines(row[1], [(m, m.validation) for m in models], group, 0.5)

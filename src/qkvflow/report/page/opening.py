@@ -178,7 +178,7 @@ def _row(row: Row) -> Raw:
 
 
 def _cell(
-    value: float | None,
+    value: float | int | None,
     text: str,
     best: bool = False,
     below: str | None = None,

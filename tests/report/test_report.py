@@ -1,0 +1,283 @@
+"""The report as files: what stands in them, and what happens when something is missing."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from rich.console import Console
+from synthetic import MODELS, NGRAMS, PLAN, Made, experiment
+
+from qkvflow.cli import main
+from qkvflow.errors import UserError
+from qkvflow.experiment.records import write_json
+from qkvflow.report import ReportPaths, build_report, print_summary
+from qkvflow.report.figures import FIGURES
+from qkvflow.report.figures.style import STYLE
+from qkvflow.report.findings import best, cautions, headlines, unbeaten
+
+FEW = {name: MODELS[name] for name in ("standard", "tong", "shared")}
+
+
+def read_rows(paths: ReportPaths) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(paths.csv.read_text())))
+
+
+def texts(paths: ReportPaths) -> str:
+    return "\n".join(caution.text for caution in cautions(paths.report))
+
+
+def printed(paths: ReportPaths) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    print_summary(paths, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def draw_all(paths: ReportPaths) -> None:
+    """Lay out every figure, which is where drawing fails if it does."""
+    with mpl.rc_context():
+        mpl.rcParams.update(STYLE)
+        for function in FIGURES.values():
+            function(paths.report).draw_without_rendering()
+
+
+def test_every_file_is_written(full: ReportPaths):
+    directory = full.html.parent
+    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*.*")}
+    expected = {f"figures/{name}.{ending}" for name in FIGURES for ending in ("png", "pdf")}
+    expected |= {"report.html", "results.csv", "results_table.tex"}
+    expected |= {"statistics_summary.json", "significance_tests.json"}
+    assert expected <= names
+    for path in full.figures:
+        starts = {".png": b"\x89PNG", ".pdf": b"%PDF"}
+        assert path.read_bytes().startswith(starts[path.suffix])
+        assert path.stat().st_size > 5000
+
+
+def test_the_page_is_light_enough_for_a_phone(full: ReportPaths):
+    assert full.html.stat().st_size < 400_000
+
+
+def test_csv_round_trips_every_digit(full: ReportPaths):
+    summary = json.loads(full.statistics[0].read_text())
+    rows = {row["label"]: row for row in read_rows(full)}
+    assert list(rows) == [m.label for m in full.report.models] + [
+        "unigram",
+        "bigram",
+        "trigram",
+        "4-gram",
+        "5-gram",
+    ]
+    for label, model in summary["models"].items():
+        nats = model["metrics"]["test"]["nats"]
+        row = rows[label]
+        assert float(row["nats_per_token"]) == nats["mean"]
+        assert float(row["nats_low"]) == nats["t_interval"]["low"]
+        assert float(row["nats_high"]) == nats["t_interval"]["high"]
+        assert float(row["params_total"]) == MODELS[label].params
+        assert row["seeds"] == " ".join(map(str, model["seeds"]))
+    assert rows["hybrid"]["failed_seeds"] == "3"
+    assert float(rows["trigram"]["nats_per_token"]) == NGRAMS[2]
+    # One byte is one token here.
+    assert float(rows["trigram"]["bits_per_byte"]) == pytest.approx(NGRAMS[2] / np.log(2))
+
+
+def test_best_is_marked_only_where_every_verdict_says_so(study: Path, no_figures: None):
+    clear = {"a": Made(1.5, 10**6, 1e7, 50), "b": Made(1.7, 10**6, 1e7, 80)}
+    paths = build_report([experiment(study, models={**clear, "c": Made(1.8, 10**6, 1e7, 90)})])
+    assert best(paths.report, 0) == "a"
+    assert headlines(paths.report) == ["a is better than every other model."]
+    marked = {row["label"]: row["best"] for row in read_rows(paths)}
+    assert marked["a"] == "bits loss ms"
+    assert marked["b"] == marked["c"] == ""
+
+
+def test_close_models_are_not_ranked(full: ReportPaths):
+    assert best(full.report, 0) is None
+    assert unbeaten(full.report, 0) == ["tong", "standard"]
+    assert all("loss" not in row["best"] for row in read_rows(full))
+
+
+def test_equal_models_share_the_lead(study: Path, no_figures: None):
+    same = {name: Made(1.7, 10**6, 1e7, 50) for name in "abc"}
+    paths = build_report([experiment(study, models=same, spread=0.02)])
+    assert headlines(paths.report) == ["No model is shown to be worse than any other."]
+
+
+def test_a_model_that_does_not_beat_a_trigram_is_called_so(full: ReportPaths):
+    assert "standard-narrow does not beat a trigram" in texts(full)
+    assert "broken or under-trained" in texts(full)
+    flags = {row["label"]: row["beside_trigram"] for row in read_rows(full)}
+    assert flags["standard-narrow"] == "worse"
+    assert flags["frozen-time"] == "unclear"
+    assert flags["standard"] == ""
+
+
+def test_a_loss_below_the_entropy_of_the_data_is_called_so(study: Path, no_figures: None):
+    paths = build_report([experiment(study, models=FEW, floor=1.8)])
+    assert "standard is below the entropy of the data" in texts(paths)
+    assert "shared is below" not in texts(paths)
+    assert read_rows(paths)[-1]["kind"] == "floor"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speed": False}, "no speed.json"),
+        ({"baselines": False}, "no baselines.json"),
+        ({"curves": False}, "no metrics.jsonl"),
+        ({"plan": None}, "no plan.yaml"),
+        ({"seeds": 1}, "Fewer than 3 seeds"),
+        ({"seeds": 2}, "Fewer than 3 seeds"),
+        ({"models": {"standard": MODELS["standard"]}}, None),
+        ({"failed": [("tong", s) for s in range(5)]}, "No run of tong finished"),
+        ({"failed": [(m, s) for m in FEW for s in range(5)]}, "No run of standard finished"),
+        ({"seeds": 1, "speed": False, "baselines": False, "curves": False}, "no speed.json"),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_said(
+    study: Path, no_figures: None, options: dict[str, Any], said: str | None
+):
+    paths = build_report([experiment(study, **{"models": FEW, "plan": PLAN, **options})])
+    draw_all(paths)
+    assert said is None or said in texts(paths)
+    assert "report.html" in printed(paths)
+    assert paths.html.stat().st_size > 10_000
+
+
+def test_broken_side_files_are_named(study: Path, no_figures: None):
+    experiment(study, models=FEW)
+    (study / "speed.json").write_text('{"models": ')
+    (study / "baselines.json").write_text("[1]")
+    (study / "plan.yaml").write_text("a: [1")
+    said = texts(build_report([study]))
+    for name in ("speed.json cannot be read", "baselines.json is not", "plan.yaml cannot be read"):
+        assert name in said
+
+
+def test_questions_without_a_model_stay_open(study: Path, no_figures: None):
+    asked = [
+        {"name": "first", "a": "tong", "b": "absent"},
+        {"name": "second", "a": "tong", "b": "standard"},
+        {"name": "third"},
+    ]
+    paths = build_report([experiment(study, models=FEW, plan={"questions": asked})])
+    assert [question.name for question in paths.report.questions] == ["second"]
+    assert "the question 'first' is left open: there are no runs of absent" in texts(paths)
+    assert "lacks name, a or b" in texts(paths)
+
+
+def test_experiments_are_merged(tmp_path: Path, no_figures: None):
+    one = experiment(tmp_path / "one", models={"standard": MODELS["standard"]})
+    two = experiment(tmp_path / "two", models={"tong": MODELS["tong"]})
+    with pytest.raises(UserError, match="--out"):
+        build_report([one, two])
+    paths = build_report([one, two], tmp_path / "both")
+    assert [model.label for model in paths.report.models] == ["tong", "standard"]
+    assert len(paths.report.pairs) == 1
+    assert "separate sessions" in texts(paths)
+    assert not (one / "report.html").exists()
+
+
+def test_losses_on_different_data_stand_apart(tmp_path: Path, no_figures: None):
+    one = experiment(tmp_path / "one", models=FEW)
+    two = experiment(tmp_path / "two", models={"hybrid": MODELS["hybrid"]}, spec="wikitext")
+    paths = build_report([one, two], tmp_path / "both")
+    draw_all(paths)
+    assert [group.title for group in paths.report.groups] == [
+        "wikitext, tokenizer bytes",
+        "stdlib, tokenizer bytes",
+    ]
+    assert [row["label"] for row in read_rows(paths) if row["kind"] == "model"] == [
+        "hybrid",
+        "tong",
+        "standard",
+        "shared",
+    ]
+    assert "Losses compare only within a group" in texts(paths)
+
+
+def test_validation_can_be_compared_but_is_called_optimistic(study: Path, no_figures: None):
+    paths = build_report([experiment(study, models=FEW)], metric="validation", margin=0.2)
+    assert "optimistic" in texts(paths)
+    assert paths.report.tests["all_pairs"]["margin"] == 0.2
+    assert read_rows(paths)[0]["metric"] == "validation"
+
+
+def test_many_models_get_marks_of_their_own(study: Path, no_figures: None):
+    many = {f"model-{i}": Made(1.7 + i / 100, 10**6 + i, 1e7, 50 + i) for i in range(12)}
+    paths = build_report([experiment(study, models=many, seeds=3)])
+    draw_all(paths)
+
+
+def test_reports_are_reproducible(study: Path, no_figures: None):
+    experiment(study, models=FEW)
+    paths = build_report([study])
+    before = [path.read_bytes() for path in (paths.html, paths.csv, paths.tex)]
+    paths = build_report([study])
+    assert [path.read_bytes() for path in (paths.html, paths.csv, paths.tex)] == before
+
+
+def test_missing_matplotlib_is_one_line(study: Path, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    for name in [n for n in sys.modules if n.startswith("qkvflow.report.figures")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    experiment(study, models=FEW)
+    with pytest.raises(UserError, match=r"pip install 'qkvflow\[figures\]'"):
+        build_report([study])
+    assert (study / "report.html").exists()
+
+
+def test_the_terminal_shows_table_verdicts_and_path(full: ReportPaths):
+    shown = re.sub(r"\s+", " ", printed(full))
+    for row in read_rows(full):
+        assert f"{float(row['nats_per_token']):.4f}" in shown
+    for question in full.report.questions:
+        for pair in question.pairs:
+            assert pair["verdict"]["sentence"] in shown
+    assert str(full.html) in shown
+
+
+def test_labels_are_not_markup_in_the_terminal(study: Path, no_figures: None):
+    odd = {"[bold]a": MODELS["tong"], "b[/]": MODELS["standard"]}
+    shown = printed(build_report([experiment(study, models=odd)]))
+    assert "[bold]a" in shown
+    assert "b[/]" in shown
+
+
+def test_the_verb(study: Path, no_figures: None, capsys: pytest.CaptureFixture[str]):
+    experiment(study, models=FEW)
+    assert main(["report", str(study), "--margin", "0.05"]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert main(["report", str(study / "nowhere")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("qkvflow: ")
+    assert error.count("\n") == 1
+    assert main(["report", str(study), "--margin", "-1"]) == 2
+
+
+def test_a_record_with_the_least_fields_is_enough(study: Path, no_figures: None):
+    for label, loss in (("a", 1.7), ("b", 1.9)):
+        for seed in range(3):
+            content = {
+                "schema": 1,
+                "status": "finished",
+                "label": label,
+                "seed": seed,
+                "losses": {"validation": {"nats": loss}, "test": {"nats": loss + seed / 100}},
+                **{key: {} for key in ("model", "params", "flops", "data", "budget", "training")},
+                "speed": {},
+            }
+            write_json(study / "runs" / label / f"seed-{seed}" / "record.json", content)
+    paths = build_report([study])
+    draw_all(paths)
+    assert "a" in printed(paths)
