@@ -1,8 +1,10 @@
 """Tiny models and the plain computation that generation is compared with."""
 
+import dataclasses
 from functools import cache
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +31,18 @@ TINY: dict[str, Any] = {
 @cache
 def tiny(name: str, **overrides: Any) -> LanguageModel:
     shape = {**TINY, **overrides}
-    return qkvflow.build(name, vocab_size=VOCAB, key=jax.random.key(1), **shape)
+    model = qkvflow.build(name, vocab_size=VOCAB, key=jax.random.key(1), **shape)
+    # A fresh model's predictions are nearly uniform: make them as sharp as a trained one's.
+    head = None if model.head is None else 5.0 * model.head
+    return dataclasses.replace(model, embedding=5.0 * model.embedding, head=head)
+
+
+_forward = eqx.filter_jit(lambda model, tokens: model(tokens))
 
 
 def full_logits(model: LanguageModel, tokens: list[int]) -> np.ndarray:
     """Logits after every token by one full forward pass."""
-    return np.asarray(jax.jit(lambda: model(jnp.asarray([tokens])))()[0])
+    return np.asarray(_forward(model, jnp.asarray([tokens]))[0])
 
 
 def greedy(model: LanguageModel, prompt: list[int], new: list[int]) -> list[int]:

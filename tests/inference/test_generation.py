@@ -1,5 +1,7 @@
 """Generation equals the full forward pass, for every model, scheme, batch and window."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,14 @@ from models import VOCAB, full_logits, greedy, prompt_of, tiny
 
 from qkvflow.data.tokenizers import CharTokenizer
 from qkvflow.errors import UserError
-from qkvflow.inference import cache_bytes, generate, make_sampler, sample_text, stream
+from qkvflow.inference import (
+    cache_bytes,
+    generate,
+    generate_speculative,
+    make_sampler,
+    sample_text,
+    stream,
+)
 from qkvflow.inference.generation import prefill, steps
 from qkvflow.inference.prompts import Window, groups
 from qkvflow.inference.recompute import recompute
@@ -23,9 +32,35 @@ def test_greedy_equals_the_full_pass(name: str):
     [new] = generate(model, [prompt], num_tokens=10, temperature=0.0)
     assert len(new) == 10
     assert new == greedy(model, prompt, new)
+    # Drafted with half the steps and verified with all, two at a time.
+    drafted = generate_speculative(
+        model, [prompt], draft_steps=1, draft_length=2, num_tokens=10, temperature=0.0
+    )
+    assert drafted.tokens == [new]
+    assert drafted.drafted >= 2 * drafted.rounds > 0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+MODELS = [(name, {}) for name in names()] + [("tong", {"scheme": s}) for s in SCHEMES]
+
+
+@pytest.mark.parametrize(("name", "changes"), MODELS)
+def test_logits_in_pieces_equal_the_full_pass(name: str, changes: dict):
+    @jax.jit
+    def both(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        model = tiny(name, **changes)
+        session = model.tabulated()
+        caches, start, parts = session.init_caches(2, 12), 0, []
+        for size in (4, 1, 3, 1):
+            logits, caches = session.extend(tokens[:, start : start + size], caches, start)
+            parts.append(logits)
+            start += size
+        return jnp.concatenate(parts, axis=1), model(tokens)
+
+    pieces, whole = both(jnp.array([prompt_of(9), prompt_of(9, seed=1)]))
+    np.testing.assert_allclose(pieces, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["heun", "strang"])
 def test_schemes(scheme: str):
     model, prompt = tiny("tong", scheme=scheme), prompt_of(5)
     [new] = generate(model, [prompt], num_tokens=8, temperature=0.0)
@@ -43,15 +78,13 @@ def test_a_batch_is_its_sequences_alone(name: str):
     model = tiny(name)
     prompts = [prompt_of(n, seed=n) for n in (5, 3, 9, 5)]
     together = generate(model, prompts, num_tokens=7, temperature=0.9, top_k=9, seed=3)
-    for index in (1, 2):
-        # Alone, but in the same place, so that its randomness is the same.
-        alone = [prompts[index]] * (index + 1)
-        again = generate(model, alone, num_tokens=7, temperature=0.9, top_k=9, seed=3)
-        assert together[index] == again[index]
+    # One at a time, each keeps its place among the prompts and so its randomness.
     assert together == generate(
         model, prompts, num_tokens=7, temperature=0.9, top_k=9, seed=3, batch_size=1
     )
-    assert together[0] != together[3] or prompts[0] != prompts[3]
+    again = generate(model, prompts[:1] * 4, num_tokens=7, temperature=0.9, top_k=9, seed=3)
+    assert again[0] == together[0]
+    assert again[3] != together[0]
 
 
 def test_sampling_is_a_function_of_seed_sequence_and_position():
@@ -154,7 +187,7 @@ def test_bad_requests(prompts: list[list[int]], options: dict, reason: str):
 def test_sampler_cuts():
     logits = jnp.log(jnp.array([[0.5, 0.2, 0.15, 0.1, 0.05]]))
 
-    def kept(**options: float) -> list[float]:
+    def kept(**options: Any) -> list[float]:
         return np.asarray(make_sampler(**options).probabilities(logits)[0]).round(4).tolist()
 
     assert kept(temperature=0.0) == [1.0, 0.0, 0.0, 0.0, 0.0]

@@ -1,7 +1,7 @@
 """Text in, text out."""
 
 from qkvflow.data.tokenizers import Tokenizer
-from qkvflow.inference.generation import stream_checked
+from qkvflow.inference.generation import Request, run_group, tabulate
 from qkvflow.inference.prompts import check
 from qkvflow.inference.sampling import make_sampler
 from qkvflow.lm import LanguageModel
@@ -26,6 +26,7 @@ def sample_text(
     """
     sampler = make_sampler(temperature=temperature, top_k=top_k, top_p=top_p)
     text = check(model, [tokenizer.encode(prompt)], num_tokens, window=True)[0]
-    window = model.positions is not None
-    parts = stream_checked(model, text, num_tokens, sampler, seed, window, 64)
-    return tokenizer.decode([token for part in parts for token in part])
+    # Where positions go on, so does the text, and nobody is warned: this is only a look.
+    request = Request(num_tokens, sampler, seed, model.positions is not None, 64)
+    parts = run_group(tabulate(model), [text], [0], request)
+    return tokenizer.decode([token for part in parts for token in part.tokens[0]])
