@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= auto
+# Independent implementations that tests and benchmarks compare with; the library needs none.
+PEERS := transformers==5.22.2 statsmodels==0.15.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format compare peers benchmark clean
@@ -27,10 +29,10 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-compare: $(VENV)/.run ## compare the models
-	$(BIN)/qkvflow models
+compare: $(VENV)/.run ## compare the models: table, verdicts and report in runs/quick
+	$(BIN)/qkvflow compare --preset quick --out runs/quick
 
-peers: $(VENV)/.peers ## install PyTorch, transformers and every extra, so that no test skips
+peers: $(VENV)/.peers ## install PyTorch, other peers and every extra, so that no test skips
 
 benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
 	$(BIN)/python -m benchmarks
@@ -56,5 +58,5 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/.peers: Makefile $(VENV)/.dev
 	$(PIP) torch==2.13.0
-	$(PIP) --constraint constraints.txt --editable '.[all]' transformers==5.22.2
+	$(PIP) --constraint constraints.txt --editable '.[all]' $(PEERS)
 	@touch $@
