@@ -6,6 +6,10 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
+from qkvflow.fields.basis import BASES
+from qkvflow.fields.gates import GATES, SQUASHES
+from qkvflow.fields.time import TIME_FEATURES
+from qkvflow.schemes import COMPOSITIONS, SCHEMES
 
 MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
 
@@ -117,12 +121,20 @@ class ModelConfig:
         _choose("final_norm", self.final_norm, ("plain", "time"))
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+        _choose("composition", self.composition, tuple(COMPOSITIONS))
+        _choose("scheme", self.scheme, SCHEMES)
+        _choose("time features", self.time_features, TIME_FEATURES)
+        _choose("gate", self.gate, GATES)
+        _choose("gate squash", self.gate_squash, SQUASHES)
+        _choose("basis", self.basis, BASES)
         for name in self.mixers:
             _choose("mixer", name, MIXER_NAMES)
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"{name} must be positive, not {value}")
+            if value == math.inf:
+                raise UserError(f"{name} must be finite, not {value}")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"{name} must be in [0, 1), not {getattr(self, name)}")

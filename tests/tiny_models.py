@@ -1,0 +1,90 @@
+"""Tiny models of every kind, for tests that run over the registries."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from qkvflow.lm import LanguageModel
+from qkvflow.zoo import FIELDS, ModelConfig, build_config
+
+VOCAB, SEQ = 17, 9
+TINY: dict[str, Any] = {
+    "d_model": 16,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "num_steps": 3,
+    "context": SEQ,
+    "mlp_ratio": 2.0,
+    "d_state": 4,
+    "ssm_head_dim": 8,
+    "ssm_groups": 2,
+    "d_time": 6,
+    "num_waves": 3,
+    "gate_rank": 2,
+    "rank": 2,
+    "num_basis": 2,
+    # Large, so that every part of a block matters to the logits.
+    "init_std": 0.3,
+}
+LLAMA: dict[str, Any] = {"norm": "rmsnorm", "bias": False, "positions": "rope", "tied": False}
+
+FIELD_CASES: dict[str, dict[str, Any]] = {
+    **{name: {"field": name} for name in FIELDS},
+    "frozen-time": {"field": "gated", "frozen_time": 0.4},
+}
+BLOCK_CASES: dict[str, dict[str, Any]] = {
+    "attention+mlp": {},
+    "attention+swiglu": LLAMA,
+    "attention+ssm": {"final_norm": "time"},
+    "attention+selective-ssm": {"attention_bias": False},
+    "ssm": {"norm": "rmsnorm", "tied": False},
+    "selective-ssm": {"positions": "none", "bias": False},
+}
+SCHEME_CASES: dict[str, dict[str, Any]] = {
+    "residual": {"scheme": "residual"},
+    "euler": {"scheme": "euler", "composition": "parallel"},
+    **{name: {"scheme": name} for name in ("midpoint", "heun", "rk4", "strang", "adaptive")},
+}
+
+
+def config_of(
+    field: str = "per-layer",
+    block: str = "attention+mlp",
+    scheme: str = "residual",
+    **overrides: Any,
+) -> ModelConfig:
+    choices = {"block": block, **FIELD_CASES[field], **BLOCK_CASES[block], **SCHEME_CASES[scheme]}
+    return ModelConfig(**{**TINY, **choices, **overrides})
+
+
+def make(config: ModelConfig, seed: int = 0) -> LanguageModel:
+    return build_config(config, vocab_size=VOCAB, key=jax.random.key(seed))
+
+
+@cache
+def tiny(
+    field: str = "per-layer",
+    block: str = "attention+mlp",
+    scheme: str = "residual",
+    **overrides: Any,
+) -> LanguageModel:
+    return make(config_of(field, block, scheme, **overrides))
+
+
+def random_tokens(*shape: int, seed: int = 0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, VOCAB, shape), jnp.int32)
+
+
+def randomised(tree: Any, size: float = 0.3, seed: int = 7) -> Any:
+    """Every array moved at random, so that nothing is 0 or 1 by initialisation."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    moved = [
+        leaf + size * jax.random.normal(key, leaf.shape)
+        for leaf, key in zip(leaves, keys, strict=True)
+    ]
+    return jax.tree.unflatten(structure, moved)
