@@ -112,7 +112,7 @@ class Loop:
         """Train from `state` to the end of the budget; returns the last state."""
         if progress.done:
             return state
-        with _signals() as caught:
+        with signals() as caught:
             with writing(self.directory):
                 self._lines = Lines(self.directory / METRICS)
             dispatch = self._compile(state, progress)
