@@ -1,7 +1,7 @@
 """How printed figures look, and what more than one of them needs."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -112,9 +112,7 @@ def name_points(axes: Axes, points: Sequence[tuple[Model, float, float]]) -> Non
     frame = axes.get_window_extent()
     places = [axes.transData.transform((x, y)) for _, x, y in points]
     taken = [Bbox.from_extents(x - r, y - r, x + r, y + r) for x, y in places for r in [4 * scale]]
-    tries: list[tuple[Literal["left", "right", "center"], int]] = []
-    for lift in (0, 8, -8, 16, -16, 24, -24):
-        tries += [("left", lift), ("right", lift)]
+    tries = [(side, lift) for lift in (0, 8, -8, 16, -16, 24, -24) for side in ("left", "right")]
     tries += [("center", lift) for lift in (12, -12, 22, -22, 32, -32)]
     ordered = sorted(zip(points, places, strict=True), key=lambda item: item[0][2])
     for (model, x, y), (px, py) in ordered:
@@ -140,7 +138,7 @@ def name_points(axes: Axes, points: Sequence[tuple[Model, float, float]]) -> Non
             inside = inside and frame.y0 <= box.y0 and box.y1 <= frame.y1
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)
-                text.set_horizontalalignment(side)
+                text.set(horizontalalignment=side)
                 text.xyann = ({"left": 6, "right": -6, "center": 0}[side], lift)
                 break
         else:

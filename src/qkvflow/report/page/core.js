@@ -70,7 +70,8 @@ function bytes(value) {
 }
 
 const nats = (value) => value.toFixed(4);
-const plain = (text) => String(text).replace(/\.?0+(?=[a-zA-Z]|$)/, (zeros) => (zeros.startsWith(".") ? "" : zeros));
+// 1.50M as 1.5M, 5.00 as 5; 500 stays.
+const plain = (text) => text.replace(/(\.\d*?)0+(?=[a-zA-Z]*$)/, "$1").replace(/\.(?=[a-zA-Z]*$)/, "");
 
 // Scales
 

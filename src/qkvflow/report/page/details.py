@@ -9,7 +9,9 @@ from qkvflow.report.content import Report
 from qkvflow.report.page.markup import Raw, tag
 from qkvflow.report.palette import LIGHT
 
-SHAPE = ("d_model", "num_steps", "num_heads", "mlp_ratio", "d_state", "d_time", "context")
+SHAPE = ("d_model", "num_steps", "num_heads")
+# Shown where models differ in them.
+DETAIL = ("mlp_ratio", "d_state", "d_time", "d_ff", "context")
 
 
 def sections(report: Report) -> Raw:
@@ -65,6 +67,7 @@ def _shapes(report: Report) -> Raw | None:
     if not trained:
         return None
     keys = [key for key in SHAPE if any(key in model.config for model in trained)]
+    keys += [key for key in DETAIL if len({str(m.config.get(key)) for m in trained}) > 1]
     heads = ["Model", "Field", "Block", "Scheme", *keys, "Parameters", "In blocks", "In effect"]
     lines = [
         tag(
