@@ -14,6 +14,9 @@ from qkvflow.blocks.recurrence import (
     step_state,
 )
 
+# Compiled as a whole: run operation by operation, every operation is compiled by itself.
+scanned, chunked = jax.jit(scan_states), jax.jit(chunked_states)
+
 # Below, at and above one segment, several segments, and the reach of one matrix product.
 LENGTHS = (1, 2, 63, 64, 65, 130, SEGMENT * (CHUNK + 1) + 3)
 
@@ -61,27 +64,22 @@ def assert_near(actual, desired, tolerance=1e-4):
 
 @pytest.mark.parametrize("seq", LENGTHS)
 def test_scan_and_chunks_follow_the_definition(seq):
-    arguments = make(seq, 2, seq, 3)
-    desired = by_hand(*arguments)
-    assert_near(scan_states(*arguments), desired)
-    assert_near(chunked_states(*arguments), desired)
-
-
-@pytest.mark.parametrize("seq", LENGTHS)
-def test_chunks_equal_the_scan_with_gradients(seq):
     arguments = make(seq, 3, seq, 5)
-    assert_near(pullback(chunked_states, arguments), pullback(scan_states, arguments))
+    reference = pullback(scan_states, arguments)
+    assert_near(reference[0], by_hand(*arguments))
+    assert_near(pullback(chunked_states, arguments), reference)
 
 
-@pytest.mark.parametrize("log_decay", [0.0, -1e-6, -50.0, -1e4])
-def test_extreme_decays(log_decay):
-    arguments = make(0, 2, 150, 3, np.array([log_decay, -0.5, log_decay]))
-    chunked = pullback(chunked_states, arguments)
-    assert_near(chunked[0], by_hand(*arguments))
-    assert_near(chunked, pullback(scan_states, arguments))
+def test_extreme_decays():
+    arguments = make(0, 2, 150, 5, np.array([0.0, -1e-6, -0.5, -50.0, -1e4]))
+    actual, reference = pullback(chunked_states, arguments), pullback(scan_states, arguments)
+    desired = by_hand(*arguments)
+    for n in range(5):  # one by one: a large state must not hide an error in a small one
+        assert_near([value[..., n] for value in actual[0]], [value[..., n] for value in desired])
+        assert_near([g[..., n] for g in actual[1]], [g[..., n] for g in reference[1]])
 
 
-@pytest.mark.parametrize(("segment", "chunk"), [(1, 2), (3, 2), (4, 5), (64, 64)])
+@pytest.mark.parametrize(("segment", "chunk"), [(1, 2), (3, 2), (16, 64)])
 def test_the_partition_does_not_matter(segment, chunk):
     # 1 and 2 make the recursion over chunks as deep as it gets.
     arguments = make(1, 2, 43, 3)
@@ -92,18 +90,18 @@ def test_the_partition_does_not_matter(segment, chunk):
     assert_near(pullback(partitioned, arguments), pullback(scan_states, arguments))
 
 
-@pytest.mark.parametrize("cut", [1, 8, 64, 100, 129])
+@pytest.mark.parametrize("cut", [1, 64, 100])
 def test_a_sequence_may_be_run_in_two_pieces(cut):
     log_decay, u, initial = make(2, 2, 130, 4)
-    whole, final = chunked_states(log_decay, u, initial)
-    first, carried = chunked_states(log_decay, u[:, :cut], initial)
-    second, last = chunked_states(log_decay, u[:, cut:], carried)
+    whole, final = chunked(log_decay, u, initial)
+    first, carried = chunked(log_decay, u[:, :cut], initial)
+    second, last = chunked(log_decay, u[:, cut:], carried)
     assert_near((jnp.concatenate([first, second], axis=1), last), (whole, final))
 
 
 def test_steps_follow_the_scan():
     log_decay, u, state = make(3, 2, 9, 4)
-    h, final = scan_states(log_decay, u, state)
+    h, final = scanned(log_decay, u, state)
     for k in range(u.shape[1]):
         state = step_state(log_decay, u[:, k], state)
         assert_near(state, h[:, k], 1e-6)
@@ -112,8 +110,8 @@ def test_steps_follow_the_scan():
 
 def test_no_state_depends_on_later_inputs():
     log_decay, u, initial = make(4, 1, 70, 2)
-    h, _ = chunked_states(log_decay, u, initial)
-    changed, _ = chunked_states(log_decay, u.at[:, 37].add(1.0), initial)
+    h, _ = chunked(log_decay, u, initial)
+    changed, _ = chunked(log_decay, u.at[:, 37].add(1.0), initial)
     np.testing.assert_array_equal(changed[:, :37], h[:, :37])
     assert np.all(np.abs(changed[:, 37] - h[:, 37]) > 0.5)
 
@@ -121,9 +119,9 @@ def test_no_state_depends_on_later_inputs():
 def test_vmap_equals_a_loop():
     models = [make(seed, 2, 20, 3) for seed in range(3)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *models)
-    together = jax.vmap(chunked_states)(*stacked)
+    together = jax.jit(jax.vmap(chunked_states))(*stacked)
     for index, arguments in enumerate(models):
-        assert_near([value[index] for value in together], chunked_states(*arguments), 1e-6)
+        assert_near([value[index] for value in together], chunked(*arguments), 1e-6)
 
 
 def test_forward_mode_and_second_derivatives():
@@ -134,12 +132,13 @@ def test_forward_mode_and_second_derivatives():
         def total(*arguments):
             return sum(jnp.sum(output**2) for output in function(*arguments))
 
-        return jax.jvp(jax.grad(total, argnums=(0, 1, 2)), arguments, tangents)
+        gradient = jax.grad(total, argnums=(0, 1, 2))
+        return jax.jit(lambda *pair: jax.jvp(gradient, *pair))(arguments, tangents)
 
     assert_near(curvature(chunked_states), curvature(scan_states))
 
 
-@pytest.mark.parametrize("function", [scan_states, chunked_states])
+@pytest.mark.parametrize("function", [scanned, chunked])
 def test_bfloat16_inputs_are_summed_in_float32(function):
     # 1 + 1/512 is lost at once in a bfloat16 sum; 300 inputs of 1/512 make a visible difference.
     u = jnp.full((1, 300, 2), 2.0**-9, jnp.bfloat16)

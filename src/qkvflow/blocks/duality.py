@@ -122,7 +122,8 @@ def ssd_chunked(
 
     @jax.checkpoint
     def body(h, inputs):
-        y, h = _chunk(*inputs, a, h)
+        x, dt, b, c = inputs
+        y, h = _chunk(x, dt, b, c, a, h)
         return h, y
 
     final, y = lax.scan(body, initial, inputs)
@@ -141,11 +142,9 @@ def _chunk(x: Array, dt: Array, b: Array, c: Array, a: Array, h: Array) -> tuple
     between = coarse[..., :, None] - coarse[..., None, :]
     between += fine[..., :, None] - fine[..., None, :]
     # Masked before exp: above the diagonal the sum is positive, and an overflow that is masked
-    # afterwards still turns the gradient into nan. On the diagonal the sum is 0 for any decay, and
-    # as a constant it spares the gradient of the decay two large terms that would cancel.
-    below = jnp.tril(jnp.ones((length, length), bool), -1)
-    elsewhere = jnp.where(jnp.eye(length, dtype=bool), 0.0, -jnp.inf).astype(dtype)
-    decay = jnp.exp(jnp.where(below[None, None, None], between, elsewhere[None, None, None]))
+    # afterwards still turns the gradient into nan.
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    decay = jnp.exp(jnp.where(causal[None, None, None], between, -jnp.inf))
 
     scores = jnp.einsum("zign,zjgn->zgij", c, b, preferred_element_type=dtype)
     mixing = (scores[:, :, None] * decay).astype(x.dtype)
