@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +12,10 @@ from qkvflow.data import TokenArray
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, token_losses
 from qkvflow.schemes import make_scheme
-from qkvflow.training import RunConfig, evaluate, model_key
+from qkvflow.training import RunConfig, evaluate
 from qkvflow.training.evaluate import evaluation_groups, make_group_losses, summarise
+from qkvflow.training.run import abstract_model, initial_params
 from qkvflow.training.step import split_model
-from qkvflow.zoo import build_config
 
 VOCAB = 13
 
@@ -26,12 +27,9 @@ def split_of(num_tokens: int) -> TokenArray:
 
 @pytest.fixture(scope="module")
 def model(tiny: Callable[..., RunConfig]) -> LanguageModel:
-    config = tiny(model={"name": "hybrid", "num_steps": 3}).model.config
-    init = jax.jit(lambda seed: split_model(build_config(config, vocab_size=VOCAB, key=seed))[0])
-    static = split_model(build_config(config, vocab_size=VOCAB, key=model_key(0)))[1]
-    import equinox as eqx
-
-    return eqx.combine(init(model_key(0)), static)
+    config = tiny(model={"name": "hybrid", "num_steps": 3})
+    static = abstract_model(config, VOCAB)[1]
+    return eqx.combine(jax.jit(initial_params(config, VOCAB))(0), static)
 
 
 def plain(model: LanguageModel, tokens: np.ndarray, context: int) -> list[np.ndarray]:

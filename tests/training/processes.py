@@ -1,0 +1,76 @@
+"""Real processes that train, for the tests that kill them.
+
+Forked from a server that has imported everything, so that each costs a second and not ten.
+"""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["qkvflow.training.export", "matplotlib.figure", "processes"])
+
+
+def fake_sample(model: Any, tokenizer: Any, seed: int) -> str:
+    """Text that depends on the weights, without generating."""
+    return f"{float(abs(model.embedding).sum()):.9f}"
+
+
+def _work(
+    verb: str, config: dict[str, Any] | None, directory: str, cache: str, largest_file: int | None
+) -> None:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    from qkvflow.errors import UserError
+    from qkvflow.training import Interrupted, make_config, resume, train
+
+    if largest_file is not None:
+        # Writes beyond this fail as on a full disk; the compilation cache has none of it.
+        jax.config.update("jax_enable_compilation_cache", False)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    try:
+        if verb == "train":
+            train(make_config(config or {}), directory, sample=fake_sample)
+        else:
+            resume(directory, sample=fake_sample)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        sys.exit(128 + stopped.signum)
+    except UserError as error:
+        print(f"qkvflow: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def start(
+    verb: str,
+    directory: Path,
+    cache: Path,
+    config: dict[str, Any] | None = None,
+    largest_file: int | None = None,
+) -> Any:
+    args = (verb, config, str(directory), str(cache), largest_file)
+    process = _CONTEXT.Process(target=_work, args=args)
+    process.start()
+    return process
+
+
+def kill_when(process: Any, moment: Callable[[], bool], how: int = signal.SIGKILL) -> bool:
+    """Send the signal as soon as `moment()` is true; whether the process was alive then."""
+    while process.is_alive():
+        if moment():
+            os.kill(process.pid, how)
+            process.join(120)
+            return process.exitcode not in (0, None)
+        time.sleep(0.0005)
+    process.join()
+    return False
