@@ -26,8 +26,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 # Both chosen by measurement on a CPU (64 states, 1024 and 8192 positions, forward and backward).
-# Products for every position, without segments, cost about a quarter more for a whole layer: the state is
-# diagonal, so each product is small and needs its operands transposed.
+# Products for every position, without segments, cost about a quarter more for a whole layer: the
+# state is diagonal, so each product is small and needs its operands transposed.
 SEGMENT = 8
 CHUNK = 32
 
