@@ -34,7 +34,8 @@ def check(
     if model.positions is not None:
         raise UserError(
             f"a prompt of {longest} and {num_tokens} new tokens do not fit this model's "
-            f"{model.context} learned positions; ask for fewer tokens or a sliding window"
+            f"{model.context} learned positions; ask for fewer tokens or a sliding "
+            "window (--window)"
         )
     warnings.warn(
         f"going on to {longest + num_tokens} tokens, beyond the {model.context} "

@@ -33,6 +33,7 @@ from qkvflow.inference.caches import is_recurrent
 from qkvflow.inference.generation import (
     Job,
     Request,
+    Run,
     first_length,
     lay_out,
     prefill,
@@ -242,9 +243,7 @@ def speculate(
     if done < ends.max():
         # Too near the end of the context for a whole round.
         rest = jnp.int32(int(ends.max()) - done)
-        last = run._replace(
-            tokens=pair.tokens, depths=jnp.zeros_like(pair.tokens), caches=pair.full,
-            position=jnp.int32(done), steps=zero,
-        )  # fmt: skip
+        unknown = jnp.zeros_like(pair.tokens)
+        last = Run(pair.tokens, unknown, pair.full, jnp.int32(done), jnp.int32(0))
         final = steps((models.full, job, zero, rest), last)
         yield Progress(new(final.tokens, int(ends.max())), 0, 0)

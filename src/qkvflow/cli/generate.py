@@ -1,0 +1,278 @@
+"""`qkvflow generate`: text from a trained model, as it is produced."""
+
+import argparse
+import io
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from qkvflow.errors import UserError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("dir", metavar="DIR", help="a run directory or an export")
+    add("--prompt", default="\n", metavar="TEXT", help="what to continue (default: a line break)")
+    add("--prompts", metavar="FILE", help="many prompts, one on each line, in batches")
+    add("--tokens", type=int, default=200, metavar="N", help="new tokens (default 200)")
+    add("--temperature", type=float, default=0.8, metavar="X", help="0: greedy (default 0.8)")
+    add("--greedy", action="store_true", help="the most likely token always; as --temperature 0")
+    add("--top-k", type=int, metavar="K", help="only the K most likely tokens")
+    add("--top-p", type=float, metavar="P", help="only the most likely tokens that make up P")
+    add("--seed", type=int, default=0, metavar="S", help="the same seed gives the same text")
+    add("--window", action="store_true", help="beyond the context, go on with its last tokens")
+    add("--num-steps", type=int, metavar="N", help="another number of depth steps")
+    add("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
+    add("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    add("--draft-steps", type=int, metavar="K", help="draft with K steps, verify with all")
+    add("--draft-length", type=int, default=4, metavar="L", help="tokens drafted at a time")
+    add("--early-exit", metavar="RULE", help="entropy=0.5 or change=0.01: stop when settled")
+    add("--batch-size", type=int, default=64, metavar="N", help="of --prompts")
+    add("--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step")
+    add("--json", action="store_true", help="a JSON object for each prompt, one on a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    from qkvflow.cli.eval import at_depth
+    from qkvflow.cli.evaluation import checkpoint_step
+    from qkvflow.inference import make_sampler
+    from qkvflow.training.export import load
+    from qkvflow.training.run import use_compilation_cache
+
+    if args.greedy:
+        args.temperature = 0.0
+    if args.tokens < 1:
+        raise UserError(f"--tokens must be at least 1, not {args.tokens}")
+    if args.draft_steps is not None and (args.early_exit or args.window):
+        raise UserError("--draft-steps goes with neither --early-exit nor --window; leave one out")
+    # Refused before anything is loaded.
+    make_sampler(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    texts = _read(args.prompts) if args.prompts else [args.prompt]
+    use_compilation_cache()
+    trained = load(args.dir, step=checkpoint_step(args.checkpoint))
+    model = at_depth(trained.model, trained.config.model.config, args)
+    prompts = [_encode(trained.tokenizer, text) for text in texts]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if args.prompts:
+            _batch(model, trained.tokenizer, texts, prompts, args)
+        else:
+            _single(model, trained.tokenizer, texts[0], prompts[0], args, caught)
+    _show(caught)
+    return 0
+
+
+def _read(path: str) -> list[str]:
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except OSError as error:
+        reason = error.strerror or "unreadable"
+        raise UserError(f"cannot read --prompts {path}: {reason.lower()}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"--prompts {path} is not UTF-8; convert it") from None
+    if not lines:
+        raise UserError(f"--prompts {path} is empty; write one prompt on each line")
+    return lines
+
+
+def _encode(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a prompt; an empty one is the start of a document where tokenizers know such."""
+    if not text and tokenizer.separator is not None:
+        return [tokenizer.separator]
+    try:
+        return tokenizer.encode(text).tolist()
+    except UnicodeError:
+        raise UserError("the prompt is not UTF-8; type it again") from None
+
+
+def _show(caught: list[Any]) -> None:
+    for each in caught:
+        print(f"note: {each.message}", file=sys.stderr)
+    caught.clear()
+
+
+def _single(
+    model: Any, tokenizer: Any, text: str, prompt: list[int], args: argparse.Namespace, caught: Any
+) -> None:
+    started = time.perf_counter()
+    parts = _parts(model, prompt, args)
+    _show(caught)
+    timed, new, seen = [], [], []
+    decoder = tokenizer.stream()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    if not args.json:
+        print(text, end="", flush=True)
+    for part in parts:
+        timed.append((time.perf_counter(), len(part.tokens[0])))
+        new += part.tokens[0]
+        seen.append(part)
+        if not args.json:
+            print("".join(map(decoder.push, part.tokens[0])), end="", flush=True)
+    if not args.json:
+        print(decoder.finish(), flush=True)
+    numbers: dict[str, Any] = {
+        "tokens": len(new),
+        "tokens_per_second": rate(started, timed),
+        "seconds_to_first_token": timed[0][0] - started,
+        **_report(model, prompt, new, seen, args),
+    }
+    if args.json:
+        print(json.dumps({"prompt": text, "text": tokenizer.decode(new), **numbers}))
+    print(_closing(numbers), file=sys.stderr)
+
+
+def _parts(model: Any, prompt: list[int], args: argparse.Namespace) -> Iterator[Any]:
+    """The tokens as they come, with what is known of each group of them."""
+    from qkvflow.inference import make_sampler
+    from qkvflow.inference.early_exit import check_scheme, parse_early_exit
+    from qkvflow.inference.generation import FullDepth, Request, stream_parts
+    from qkvflow.inference.speculative import stream_speculative
+
+    sampler = make_sampler(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
+    if args.draft_steps is not None:
+        return stream_speculative(
+            model,
+            prompt,
+            draft_steps=args.draft_steps,
+            draft_length=args.draft_length,
+            num_tokens=args.tokens,
+            sampler=sampler,
+            seed=args.seed,
+        )
+    decoder = FullDepth()
+    if args.early_exit:
+        decoder = parse_early_exit(args.early_exit)
+        check_scheme(model)
+    # Small groups, so that the text flows.
+    request = Request(args.tokens, sampler, args.seed, args.window, 8, decoder)
+    return stream_parts(model, prompt, request)
+
+
+def rate(started: float, timed: list[tuple[float, int]]) -> float:
+    """Tokens per second once the programs are compiled, which the first two parts may do."""
+    if len(timed) > 2:
+        return sum(count for _, count in timed[2:]) / (timed[-1][0] - timed[1][0])
+    return sum(count for _, count in timed) / (timed[-1][0] - started)
+
+
+def _report(
+    model: Any, prompt: list[int], new: list[int], parts: list[Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    """What speculation or early exit did."""
+    if args.draft_steps is not None:
+        rounds = [part for part in parts if part.drafted]
+        accepted = sum(part.accepted for part in rounds)
+        return {
+            "acceptance_rate": accepted / max(sum(part.drafted for part in rounds), 1),
+            "tokens_per_pass": (accepted + len(rounds)) / max(len(rounds), 1),
+            "speedup": _warm_rate(model, prompt, args, draft_steps=args.draft_steps)
+            / _warm_rate(model, prompt, args, draft_steps=None),
+        }
+    if args.early_exit:
+        import numpy as np
+
+        from qkvflow.inference import exit_quality
+        from qkvflow.inference.early_exit import parse_early_exit
+
+        text = np.array([prompt + new])[:, -model.context :]
+        quality = exit_quality(model, text, parse_early_exit(args.early_exit))
+        depths = [depth for part in parts for depth in part.depths[0]]
+        return {
+            "average_depth": sum(depths) / len(depths),
+            "num_steps": model.num_steps,
+            "agreement": quality.agreement,
+            "loss": quality.loss,
+            "full_loss": quality.full_loss,
+        }
+    return {}
+
+
+def _warm_rate(model: Any, prompt: list[int], args: argparse.Namespace, **changes: Any) -> float:
+    """Tokens per second of a run in which nothing is compiled: the second of two."""
+    again = argparse.Namespace(**{**vars(args), **changes, "tokens": min(args.tokens, 128)})
+    seconds = 0.0
+    for _ in range(2):
+        started = time.perf_counter()
+        for _ in _parts(model, prompt, again):
+            pass
+        seconds = time.perf_counter() - started
+    return again.tokens / seconds
+
+
+def _closing(numbers: dict[str, Any]) -> str:
+    line = (
+        f"{numbers['tokens']} tokens, {numbers['tokens_per_second']:.0f} tokens/s, "
+        f"{1000.0 * numbers['seconds_to_first_token']:.0f} ms to the first token"
+    )
+    if "acceptance_rate" in numbers:
+        line += (
+            f"; {numbers['acceptance_rate']:.0%} of drafts accepted, "
+            f"{numbers['tokens_per_pass']:.2f} tokens per pass, "
+            f"{numbers['speedup']:.2f} times as fast as without"
+        )
+    if "average_depth" in numbers:
+        line += (
+            f"; {numbers['average_depth']:.2f} of {numbers['num_steps']} steps on average, "
+            f"{numbers['agreement']:.0%} of choices as at full depth, loss of this text "
+            f"{numbers['loss']:.3f} (full depth {numbers['full_loss']:.3f})"
+        )
+    return line
+
+
+def _batch(
+    model: Any,
+    tokenizer: Any,
+    texts: list[str],
+    prompts: list[list[int]],
+    args: argparse.Namespace,
+) -> None:
+    from qkvflow.inference import generate, generate_early_exit, generate_speculative
+    from qkvflow.inference.early_exit import parse_early_exit
+
+    for line, prompt in enumerate(prompts, 1):
+        if not prompt:
+            raise UserError(f"line {line} of --prompts {args.prompts} is empty; remove it")
+    options = {
+        "num_tokens": args.tokens,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "seed": args.seed,
+        "batch_size": args.batch_size,
+    }
+    started, note = time.perf_counter(), ""
+    depths: list[list[int]] | None = None
+    if args.draft_steps is not None:
+        draft = {"draft_steps": args.draft_steps, "draft_length": args.draft_length}
+        made = generate_speculative(model, prompts, **draft, **options)
+        out, note = made.tokens, f"; {made.acceptance_rate:.0%} of drafts accepted"
+    elif args.early_exit:
+        rule = parse_early_exit(args.early_exit)
+        exited = generate_early_exit(model, prompts, rule=rule, window=args.window, **options)
+        out, depths = exited.tokens, exited.depths
+        note = (
+            f"; {exited.average_depth:.2f} of {model.num_steps} steps used on average, "
+            f"{exited.average_run:.2f} run"
+        )
+    else:
+        out = generate(model, prompts, window=args.window, **options)
+    seconds = time.perf_counter() - started
+    for index, (text, new) in enumerate(zip(texts, out, strict=True)):
+        if args.json:
+            row = {"prompt": text, "text": tokenizer.decode(new), "tokens": len(new)}
+            if depths is not None:
+                row["average_depth"] = sum(depths[index]) / len(depths[index])
+            print(json.dumps(row))
+        else:
+            print(f"{text}{tokenizer.decode(new)}\n" + "-" * 40)
+    total = sum(map(len, out))
+    print(
+        f"{len(out)} prompts, {total} tokens, {total / seconds:.0f} tokens/s "
+        f"with compilation{note}",
+        file=sys.stderr,
+    )
