@@ -17,13 +17,22 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["qkvflow.training.export", "matplotlib.figure", "processes"])
 
 
+def pipe() -> Any:
+    return _CONTEXT.Pipe(duplex=False)
+
+
 def fake_sample(model: Any, tokenizer: Any, seed: int) -> str:
     """Text that depends on the weights, without generating."""
     return f"{float(abs(model.embedding).sum()):.9f}"
 
 
 def _work(
-    verb: str, config: dict[str, Any] | None, directory: str, cache: str, largest_file: int | None
+    verb: str,
+    config: dict[str, Any] | None,
+    directory: str,
+    cache: str,
+    largest_file: int | None,
+    said: Any,
 ) -> None:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -35,7 +44,9 @@ def _work(
     from qkvflow.training import Interrupted, make_config, resume, train
 
     if largest_file is not None:
-        # Writes beyond this fail as on a full disk; the compilation cache has none of it.
+        # Writes beyond this fail as on a full disk. That is not meant for the compilation cache,
+        # nor for what Orbax prints when it happens.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         jax.config.update("jax_enable_compilation_cache", False)
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     try:
@@ -47,7 +58,8 @@ def _work(
         print(stopped, file=sys.stderr)
         sys.exit(128 + stopped.signum)
     except UserError as error:
-        print(f"qkvflow: {error}", file=sys.stderr)
+        if said is not None:
+            said.send(str(error))
         sys.exit(2)
 
 
@@ -57,8 +69,10 @@ def start(
     cache: Path,
     config: dict[str, Any] | None = None,
     largest_file: int | None = None,
+    said: Any = None,
 ) -> Any:
-    args = (verb, config, str(directory), str(cache), largest_file)
+    """`said` is the end of a pipe for the line a user would read."""
+    args = (verb, config, str(directory), str(cache), largest_file, said)
     process = _CONTEXT.Process(target=_work, args=args)
     process.start()
     return process

@@ -2,17 +2,19 @@
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import fake_sample, start
+from processes import fake_sample, pipe, start
 
 from qkvflow.errors import UserError
 from qkvflow.experiment.records import read_record
-from qkvflow.training import RunConfig, load_run, make_config, resume, train
+from qkvflow.training import RunConfig, make_config, resume, train
 from qkvflow.training.rundir import read_lines
 
 
@@ -49,12 +51,12 @@ def test_everything_is_there(run: Path, tiny: Callable[..., RunConfig]):
 
 
 def test_records_have_the_documented_fields(run: Path):
-    """Every field of the table in docs/records.md, and no other."""
+    """Every field of the table in docs/records.md, and no other (a comparison adds one)."""
     text = (Path(__file__).parents[2] / "docs" / "records.md").read_text()
     table = text.split("`record.json`:")[1].split("## An experiment directory")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert set(json.loads((run / "record.json").read_text())) == documented
+    assert set(json.loads((run / "record.json").read_text())) == documented - {"evaluations"}
     kinds = {"train": set(), "validation": set()}
     for line in read_lines(run / "metrics.jsonl"):
         kinds[line["kind"]] |= set(line)
@@ -90,10 +92,9 @@ def test_a_target_loss_stops_early(tiny: Callable[..., RunConfig], tmp_path: Pat
 def test_a_corpus_too_large_for_the_device_gives_the_same_run(
     run: Path, tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from qkvflow.training import evaluate, loop
-
-    for module in (evaluate, loop):
-        monkeypatch.setattr(module, "fits_on_device", lambda *_: False)
+    for module in ("evaluate", "loop"):
+        room = sys.modules[f"qkvflow.training.{module}"]
+        monkeypatch.setattr(room, "fits_on_device", lambda *_: False)
     train(tiny(), tmp_path / "mapped")
     mapped, plain = metrics_of(tmp_path / "mapped"), metrics_of(run)
     assert [x["step"] for x in mapped] == [x["step"] for x in plain]
@@ -134,23 +135,38 @@ def test_two_processes_do_not_share_a_run(run: Path):
 
 
 @pytest.mark.parametrize("limit", [300, 2500])
-def test_a_full_disk_loses_nothing(
-    limit: int, tiny: Callable[..., RunConfig], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_disk_that_fails_loses_nothing(
+    limit: int, tiny: Callable[..., RunConfig], tmp_path: Path
 ):
-    """Files cannot grow beyond a limit: of metrics, or already of the first checkpoint."""
+    """No file can grow beyond a limit: not the configuration, or not the first checkpoint."""
     out = tmp_path / "run"
-    config = tiny(train={"steps": 200, "log_every": 1})
-    process = start("train", out, tmp_path / "compiled", config.to_dict(), largest_file=limit)
+    config = tiny(train={"steps": 60, "log_every": 1})
+    reader, writer = pipe()
+    process = start(
+        "train", out, tmp_path / "compiled", config.to_dict(), largest_file=limit, said=writer
+    )
     process.join()
     assert process.exitcode == 2
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("qkvflow: ")]
-    assert len(said) == 1
-    assert "cannot write" in said[0]
-    assert str(out) in said[0]
-    if (out / "config.yaml").exists():
-        record = resume(out)
-        assert record["status"] == "finished"
+    said = reader.recv()
+    assert f"cannot write {out}" in said
+    assert "\n" not in said
+    assert (out / "config.yaml").exists() == (limit == 2500)
+    if limit == 2500:
+        assert resume(out)["status"] == "finished"
         assert [x["step"] for x in read_lines(out / "metrics.jsonl") if x["kind"] == "train"] == [
-            *range(1, 201)
+            *range(1, 61)
         ]
-        assert load_run(out).step
+
+
+def test_a_full_disk_is_refused_before_training(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage)
+    with pytest.raises(UserError, match=r"cannot write .*0.0 MB are free; make room and run"):
+        train(tiny(), tmp_path / "run")
+    assert read_lines(tmp_path / "run" / "metrics.jsonl") == []
+    monkeypatch.undo()
+    assert resume(tmp_path / "run")["status"] == "finished"

@@ -146,7 +146,7 @@ def test_updates_that_are_not_finite_are_skipped(setting: Setting):
 
 def test_the_same_seed_draws_the_same_batches_for_every_model(tiny: Callable[..., RunConfig]):
     keys = [jax.random.key_data(model_key(seed)) for seed in (0, 1)]
-    assert not np.array_equal(*keys)
+    assert not np.array_equal(keys[0], keys[1])
     # The number of the step and the seed are all that decides a batch: nothing of the model.
     starts = [BatchLoader(TOKENS, seed=s, batch_size=4, context=16).batch(7)[0] for s in (0, 0, 1)]
     np.testing.assert_array_equal(starts[0], starts[1])

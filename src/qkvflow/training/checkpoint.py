@@ -6,6 +6,7 @@ what has to be the same when the run goes on (see `resume_rules`).
 
 import contextlib
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from qkvflow.training.rundir import CHECKPOINTS, cannot_write
 from qkvflow.training.step import State
 
 # Orbax reports every save; what matters to the user is raised as an error.
-logging.getLogger("absl").setLevel(logging.ERROR)
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+
+_OVERHEAD_BYTES = 1 << 17
+"""Of a checkpoint besides its arrays."""
 
 
 class Checkpoints:
@@ -58,6 +63,7 @@ class Checkpoints:
         `best` is the step to keep besides the latest.
         """
         self._policy.best = best
+        self.check_room(state)
         try:
             self._manager.save(
                 step,
@@ -68,6 +74,14 @@ class Checkpoints:
             )
         except Exception as error:
             raise self._failed(error) from error
+
+    def check_room(self, state: State) -> None:
+        """Refuse to begin a checkpoint that the disk has no room for: halfway is too late."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state)) + _OVERHEAD_BYTES
+        free = shutil.disk_usage(self._run).free
+        if free < needed:
+            why = f"a checkpoint takes {needed / 1e6:.1f} MB and {free / 1e6:.1f} MB are free"
+            raise cannot_write(self._run, why)
 
     def wait(self) -> None:
         """Until everything that was begun is on disk."""

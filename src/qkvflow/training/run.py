@@ -263,6 +263,7 @@ def _run(
         progress.started = progress.started or now()
         with rundir.writing(directory):
             rundir.cut_back(directory, progress.step, progress.samples_bytes)
+        checkpoints.check_room(state)
         lines = [*notes, *_describe(loop, params, progress)]
         reporter.start(first_step=progress.step, steps=config.train.steps, lines=lines)
         try:
