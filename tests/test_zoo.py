@@ -157,7 +157,7 @@ POSITIVE = [
 @pytest.mark.parametrize("value", [0, -1])
 def test_sizes_are_positive(name: str, value: int):
     with pytest.raises(UserError, match=f"{name} must be positive, not {value}"):
-        ModelConfig(**{name: value})
+        configure({}, {name: value})
 
 
 def test_configurations_go_to_dictionaries_and_back():

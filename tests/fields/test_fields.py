@@ -25,7 +25,7 @@ from qkvflow.schemes.grid import grid
 from qkvflow.zoo import ModelConfig, build_config
 from qkvflow.zoo.assembly import init_block
 
-DEPTHS = np.float32([0.0, 0.1, 1 / 3, 0.37, 0.5, 2 / 3, 0.9, 1.0])
+DEPTHS = np.array([0.0, 0.1, 1 / 3, 0.37, 0.5, 2 / 3, 0.9, 1.0], np.float32)
 
 
 def field_of(name: str, block: str = "attention+mlp", **overrides: Any) -> Any:
@@ -89,7 +89,7 @@ def test_frozen_time_is_the_field_at_that_depth():
 def test_per_layer_on_its_own_grid():
     """The layers themselves, bit by bit; between them straight lines; the first one before."""
     layers = [Shared(init_block(config_of(), jax.random.key(seed))) for seed in range(3)]
-    field = stack_layers(layers)
+    field = stack_layers([*layers])
     own = field.stack(grid(3))
     for i, layer in enumerate(layers):
         for a, b in zip(jax.tree.leaves(take(own, i)), jax.tree.leaves(layer.block), strict=True):
@@ -222,8 +222,10 @@ def test_time_features(kind: str):
 def test_hats_interpolate():
     np.testing.assert_allclose(hats(grid(4), 4), np.eye(4), atol=1e-6)
     np.testing.assert_allclose(hats(DEPTHS, 4).sum(axis=1), 1.0, rtol=1e-6)
-    np.testing.assert_allclose(hats(np.float32([0.0]), 4), [[1.0, 0.0, 0.0, 0.0]])
-    np.testing.assert_allclose(hats(np.float32([0.4]), 4), [[0.4, 0.6, 0.0, 0.0]], atol=1e-6)
+    np.testing.assert_allclose(hats(np.array([0.0], np.float32), 4), [[1.0, 0.0, 0.0, 0.0]])
+    np.testing.assert_allclose(
+        hats(np.array([0.4], np.float32), 4), [[0.4, 0.6, 0.0, 0.0]], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
@@ -256,7 +258,7 @@ def test_constant_coefficients(kind: str):
 
 def test_tabulated_fields_answer_for_their_depths():
     field = field_of("gated")
-    starts = np.float32([0.0, 1 / 3, 2 / 3])
+    starts = np.array([0.0, 1 / 3, 2 / 3], np.float32)
     table = tabulate(field, [grid(3), starts])
     assert_trees_close(table.stack(grid(3)), field.stack(grid(3)))
     assert_trees_close(table.stack(starts), field.stack(starts))

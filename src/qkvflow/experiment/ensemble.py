@@ -199,7 +199,7 @@ class Ensemble:
 
     def evaluate(self, params: Any, split: str, max_tokens: int | None = None) -> list[Evaluation]:
         """The loss of every run on `validation` or `test`, from stacked parameters."""
-        if self._losses is None:
+        if not self._losses:
             self._prepare_evaluation()
         tokens = getattr(self.encoded, split)
         context = self.config.context
