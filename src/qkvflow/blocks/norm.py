@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import AbstractNorm, Role
 
-
 # Only the input is kept for the backward pass: the rest is cheaper to make again than to move.
 
 
