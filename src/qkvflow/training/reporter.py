@@ -2,7 +2,7 @@
 
 import abc
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from qkvflow.training.evaluate import Evaluation
 
@@ -67,7 +67,7 @@ class Silent(Reporter):
 class Plain(Reporter):
     """One line per event, for pipes and logs."""
 
-    def __init__(self, file: TextIO | None = None) -> None:
+    def __init__(self, file: Any = None) -> None:
         self._file = sys.stdout if file is None else file
         self._speed = 0.0
 
@@ -101,7 +101,7 @@ class Plain(Reporter):
 class Rich(Reporter):
     """A progress bar with losses, speed and time left; evaluations and samples above it."""
 
-    def __init__(self, file: TextIO | None = None) -> None:
+    def __init__(self, file: Any = None) -> None:
         from rich.console import Console
 
         self._console = Console(file=file, highlight=False)
