@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 
 from qkvflow.experiment.ensemble import Ensemble
 from qkvflow.schemes import make_scheme
@@ -22,6 +24,7 @@ def evaluate_depths(
     config = ensemble.config
     shape, encoded = config.model.config, ensemble.encoded
     found: list[list[dict[str, Any]]] = [[] for _ in params]
+    params = [jax.tree.map(jnp.asarray, each) for each in params]
     for depth in dict.fromkeys(["1", *depths]):
         steps, scheme = shape.num_steps, None
         if depth == "adaptive":

@@ -65,32 +65,29 @@ def match(
 def _widths(
     config: ModelConfig, count: Callable[[ModelConfig], float], target: float
 ) -> Iterator[ModelConfig]:
-    """Possible widths around the one whose count is nearest to the target, nearest first."""
-    made: dict[int, ModelConfig | None] = {}
-
-    def at(index: int) -> ModelConfig | None:
-        if index not in made:
-            made[index] = _with(config, d_model=index * config.num_heads)
-        return made[index]
-
+    """Possible widths, outward from the one whose count is nearest to the target."""
     most = max(1, _WIDEST // config.num_heads)
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        # Some multiples are no width (rotary positions, heads of the state space): go on upward.
-        index = next((i for i in range(middle, high) if at(i) is not None), None)
-        if index is None:
-            high = middle
-            continue
-        candidate = at(index)
-        assert candidate is not None
-        if count(candidate) < target:
-            low = index + 1
-        else:
-            high = middle
-    near = [at(i) for i in range(max(1, low - 8), min(most, low + 8) + 1)]
-    known = [each for each in near if each is not None]
-    yield from sorted(known, key=lambda each: abs(count(each) - target))
+
+    def near(index: int) -> ModelConfig | None:
+        """Some multiples are no width (rotary positions, heads of the state space): the next is."""
+        made = (_with(config, d_model=i * config.num_heads) for i in range(index, index + 8))
+        return next((each for each in made if each is not None), None)
+
+    # Counts grow as the width to a power between 1 and 2, so this closes in quickly.
+    index, seen = config.d_model // config.num_heads, set()
+    while index not in seen:
+        seen.add(index)
+        if (candidate := near(index)) is None:
+            return
+        scaled = candidate.d_model * (target / count(candidate)) ** 0.5
+        index = max(1, min(most, round(scaled / config.num_heads)))
+    offered = set()
+    for step in range(5):
+        for around in dict.fromkeys((index - step, index + step)):
+            candidate = near(around) if 1 <= around <= most else None
+            if candidate is not None and candidate.d_model not in offered:
+                offered.add(candidate.d_model)
+                yield candidate
 
 
 def _fine_tune(

@@ -42,17 +42,13 @@ class Budget:
     """What every run may spend: optimiser steps, tokens, training FLOPs or seconds."""
 
     kind: str
-    amount: float
+    amount: int | float
 
     def __post_init__(self) -> None:
         if self.kind not in BUDGETS:
             raise unknown("budget", self.kind, BUDGETS)
-        amount = typed(f"the budget in {self.kind}", float, self.amount)
-        if not amount > 0:
+        if not self.amount > 0:
             raise UserError(f"the budget in {self.kind} must be positive, not {self.amount}")
-        if self.kind in ("steps", "tokens"):
-            amount = typed(f"the budget in {self.kind}", int, self.amount)
-        object.__setattr__(self, "amount", amount)
 
     def to_dict(self) -> dict[str, Any]:
         return {self.kind: self.amount}
@@ -224,9 +220,7 @@ def make_plan(content: Mapping[str, Any]) -> Plan:
     for key, kind in (("models", list), ("questions", list), ("budget", Mapping)):
         if key in given and not isinstance(given[key], kind | tuple):
             raise UserError(f"{key} of a plan has the wrong form: {given[key]!r}")
-    budget = dict(given.pop("budget", {}))
-    if len(budget) != 1:
-        raise UserError(f"give one budget of {', '.join(BUDGETS)}, not {len(budget)}")
+    budget = _budget(given.pop("budget", {}))
     train = dict(given.get("train", {}))
     for key in _DECIDED:
         if key in train:
@@ -238,7 +232,7 @@ def make_plan(content: Mapping[str, Any]) -> Plan:
     return Plan(
         models=tuple(read_spec(value) for value in given.pop("models", ())),
         seeds=seeds_of(given.pop("seeds", 3)),
-        budget=Budget(*next(iter(budget.items()))),
+        budget=budget,
         data=shared.data,
         train=shared.train,
         optim=shared.optim,
@@ -262,6 +256,14 @@ def seeds_of(value: Any) -> tuple[int, ...]:
     if count < 1:
         raise UserError(f"seeds must be at least 1, not {count}")
     return tuple(range(count))
+
+
+def _budget(values: Mapping[str, Any]) -> Budget:
+    if len(values) != 1:
+        raise UserError(f"give one budget of {', '.join(BUDGETS)}, not {len(values)}")
+    ((kind, amount),) = values.items()
+    whole = int if kind in ("steps", "tokens") else float
+    return Budget(str(kind), typed(f"the budget in {kind}", whole, amount))
 
 
 def _tuning(value: Any) -> Tuning | None:
@@ -317,7 +319,7 @@ def _flat(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
         name = f"{above}{key}"
-        if key == "models" and not above:
+        if key == "models" and not isinstance(value, Mapping):
             flat[name] = ", ".join(str(each["label"]) for each in value)
             for each in value:
                 flat |= _flat({k: v for k, v in each.items() if k != "label"}, f"{each['label']}.")

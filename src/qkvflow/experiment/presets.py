@@ -61,13 +61,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
         "title": "Do time-indexed weights pay at a small scale?",
         "models": list(DEFAULT_MODELS),
-        # About 60,000 bytes each to validate and to test on, by whole files.
-        "data": {"spec": "stdlib?split=0.99,0.005,0.005"},
-        "model": {"d_model": 64, "num_heads": 4, "num_steps": 6, "context": 64},
-        "train": {"batch_size": 16},
-        "optim": {"lr": 2e-3, "warmup": 30},
+        # About 30,000 bytes each to validate and to test on, by whole files.
+        "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
+        "model": {"d_model": 64, "num_heads": 4, "num_steps": 4, "context": 64},
+        "train": {"batch_size": 8},
+        "optim": {"lr": 2e-3, "warmup": 40},
         "checkpoint": {"every": 100},
-        "budget": {"steps": 300},
+        "budget": {"steps": 400},
         "seeds": 3,
         "evaluations": 3,
         "speed_rounds": 7,

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import yaml
 
 from qkvflow.data import EncodedCorpus
@@ -323,7 +325,7 @@ class Runner:
             self.watch.note(f"{entry.label}: {split} loss {each} nats per token")
 
     def _sample(self, ensemble: Ensemble, member: Member) -> None:
-        model = eqx.combine(member.best, ensemble.static)
+        model = eqx.combine(jax.tree.map(jnp.asarray, member.best), ensemble.static)
         try:
             text = sample_text(model, self.encoded.tokenizer, seed=member.seed)
         except UserError as error:  # Not every scheme can generate token by token.

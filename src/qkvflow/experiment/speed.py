@@ -23,9 +23,9 @@ from qkvflow.experiment.plugins import load_plugins
 from qkvflow.training.config import RunConfig, make_config
 from qkvflow.training.optim import optimiser
 from qkvflow.training.record import peak_resident_bytes, program_bytes
+from qkvflow.training.run import abstract_model
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import init_state, make_chunk, model_key, split_model
-from qkvflow.zoo import build_config
+from qkvflow.training.step import State, init_state, make_chunk
 
 _ROUND_SECONDS = 0.3
 _MOST_STEPS = 64
@@ -39,10 +39,8 @@ class Bench:
         shape, train = config.model.config, config.train
         schedule = make_schedule(config.optim, max(train.steps, 2))
         chosen = optimiser(config.optim, schedule)
-        model = build_config(shape, vocab_size=vocab_size, key=model_key(0))
-        params, static = split_model(model)
-        self._state = init_state(params, chosen)
-        del model, params
+        params, static = abstract_model(config, vocab_size)
+        self._state = _any_state(jax.eval_shape(lambda each: init_state(each, chosen), params))
         chunk = make_chunk(
             static,
             chosen,
@@ -196,9 +194,21 @@ def measure_speed(
     }
 
 
+def _any_state(shapes: State) -> State:
+    """A state to take steps from. Which weights it starts with does not change the time of a
+    step, and drawing them properly would take longer than everything else here."""
+    random = np.random.default_rng(0)
+
+    def weights(leaf: Any) -> Any:
+        return jnp.asarray(0.02 * random.standard_normal(leaf.shape), leaf.dtype)
+
+    zeros = jax.tree.map(lambda leaf: jnp.asarray(np.zeros(leaf.shape, leaf.dtype)), shapes)
+    return zeros._replace(params=jax.tree.map(weights, shapes.params))
+
+
 def _cold(config: RunConfig, vocab_size: int) -> Bench:
     """Compiled without the cache: its time is the time of a first compilation."""
-    before = jax.config.jax_enable_compilation_cache
+    before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         return Bench(config, vocab_size)

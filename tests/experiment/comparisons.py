@@ -1,0 +1,48 @@
+"""A small comparison, for the tests that run one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkvflow.experiment.plan import Plan, make_plan
+
+
+def write_text(path: Path) -> Path:
+    """About 20 kB of words in a fixed random order."""
+    words = ["depth", "is", "a", "coordinate", "and", "the", "flow", "of", "weights", "runs", "on"]
+    path.write_text(" ".join(np.random.default_rng(0).choice(words, 4000)) + "\n")
+    return path
+
+
+def content(text: Path, **changes: Any) -> dict[str, Any]:
+    """A plan that runs in seconds."""
+    base: dict[str, Any] = {
+        "models": ["standard"],
+        "seeds": 2,
+        "budget": {"steps": 12},
+        "data": {"spec": f"file:{text}?split=0.8,0.1,0.1", "tokenizer": "char"},
+        "model": {"d_model": 16, "num_steps": 2, "num_heads": 2, "context": 16, "d_time": 4},
+        "train": {"batch_size": 4, "log_every": 2, "steps_per_dispatch": 2},
+        "optim": {"lr": 0.003, "warmup": 2},
+        "checkpoint": {"every": 4},
+        "evaluations": 3,
+        "samples": "none",
+        "speed_rounds": 0,
+    }
+    return {**base, **changes}
+
+
+def small_plan(text: Path, **changes: Any) -> Plan:
+    return make_plan(content(text, **changes))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def lines_of(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl` without their times."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

@@ -1,0 +1,181 @@
+"""Plans as data: models as text, one budget, presets, and what may not change."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from comparisons import content, small_plan
+
+from qkvflow.errors import UserError
+from qkvflow.experiment.plan import difference, make_plan
+from qkvflow.experiment.presets import DEFAULT_MODELS, PRESETS, preset
+from qkvflow.experiment.resolve import shapes, with_steps
+from qkvflow.experiment.specs import parse_spec, parse_specs
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "name", "options"),
+    [
+        ("standard", "standard", "standard", {}),
+        ("tong:d_time=8", "tong:d_time=8", "tong", {"d_time": 8}),
+        (
+            "frozen=time-indexed-mlp:frozen_time=0.5,gate=both",
+            "frozen",
+            "time-indexed-mlp",
+            {"frozen_time": 0.5, "gate": "both"},
+        ),
+        ("a=published/tong", "a", "published/tong", {}),
+        ("n=standard:params_of=tong", "n", "standard", {"params_of": "tong"}),
+    ],
+)
+def test_models_as_text(text: str, label: str, name: str, options: dict[str, Any]):
+    spec = parse_spec(text)
+    assert (spec.label, spec.name, dict(spec.options)) == (label, name, options)
+
+
+def test_several_models_in_one_text():
+    specs = parse_specs(["standard,x=tong:d_time=8,num_waves=4,shared,y=hybrid", "low-rank:rank=2"])
+    assert [spec.label for spec in specs] == ["standard", "x", "shared", "y", "low-rank:rank=2"]
+    assert dict(specs[1].options) == {"d_time": 8, "num_waves": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("standrad", "did you mean standard"),
+        ("standard:d_mdel=3", "did you mean d_model"),
+        ("standard:d_model", "key=value"),
+        ("standard:", "is not a model"),
+        ("=standard", "is not a model"),
+        ("../up=standard", "cannot be a label"),
+    ],
+)
+def test_wrong_models_are_refused(text: str, part: str):
+    with pytest.raises(UserError, match=part):
+        parse_spec(text)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_plans_and_survive_yaml(name: str):
+    plan = make_plan(preset(name))
+    written = yaml.safe_dump(plan.to_dict(), sort_keys=False)
+    again = make_plan(yaml.safe_load(written))
+    assert again == plan
+    assert difference(yaml.safe_load(written), again.to_dict()) is None
+    assert len(plan.seeds) >= 3, "with fewer seeds nothing is inferred"
+
+
+def test_quick_and_documents_have_the_default_models():
+    labels = [parse_spec(text).label for text in DEFAULT_MODELS]
+    assert len(labels) == 8
+    for name in ("quick", "documents"):
+        assert make_plan(preset(name)).labels == labels
+    documents = make_plan(preset("documents"))
+    config = documents.base_config(documents.models[0])
+    assert (config.model.config.d_model, config.model.config.num_steps) == (256, 6)
+    assert (config.context, config.train.batch_size, len(documents.seeds)) == (128, 8, 5)
+    assert documents.budget.to_dict() == {"steps": 1000}
+    assert config.optim.lr == 3e-4
+
+
+def test_ablation_asks_every_question_of_the_documents():
+    plan = make_plan(preset("ablation"))
+    asked = " ".join(question.name for question in plan.questions)
+    for word in ("adapter", "per layer", "ODE", "hybrid", "embedding", "gate", "states"):
+        assert word in asked
+    assert plan.depths == ("0.5", "2", "4", "adaptive")
+    sizes = {
+        plan.base_config(spec).model.config.d_state
+        for spec in plan.models
+        if spec.name == "time-indexed-ssm"
+    }
+    assert sizes == {32, 64, 128, 256}
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"models": []}, "at least one model"),
+        ({"models": ["standard", "standard"]}, "two models are called"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+        ({"seeds": [1, 1]}, "given twice"),
+        ({"seeds": [-1]}, "from 0 to"),
+        ({"budget": {}}, "one budget"),
+        ({"budget": {"steps": 5, "tokens": 5}}, "one budget"),
+        ({"budget": {"step": 5}}, "did you mean steps"),
+        ({"budget": {"steps": 0}}, "must be positive"),
+        ({"match": "param"}, "did you mean params"),
+        ({"reference": "tong"}, "unknown model of this comparison"),
+        ({"models": ["n=standard:params_of=tong"]}, "unknown model of this comparison"),
+        ({"questions": [{"name": "q", "a": "standard", "b": "x"}]}, "question 'q'"),
+        ({"questions": [{"a": "standard"}]}, "name, a and b"),
+        ({"depths": ["deep"]}, "multiple of N"),
+        ({"tune": {"seeds": [0]}}, "tune on seeds of its own"),
+        ({"tune": "momentum"}, "tune must be lr"),
+        ({"train": {"seed": 3}}, "--seeds"),
+        ({"train": {"batch_size": 0}}, "must be positive"),
+        ({"model": {"name": "tong"}}, "--models"),
+        ({"sedes": 3}, "did you mean seeds"),
+    ],
+)
+def test_wrong_plans_are_refused(tmp_path: Path, changes: dict[str, Any], part: str):
+    with pytest.raises(UserError, match=part):
+        make_plan(content(tmp_path / "text", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 3}, r"seeds was \[0, 1\], now \[0, 1, 2\]"),
+        ({"models": ["tong"]}, "models was standard, now tong"),
+        ({"models": ["standard:bias=false"]}, "models was standard, now standard:bias=false"),
+        ({"models": [{"name": "standard", "options": {"bias": False}}]}, "standard.options.bias"),
+        ({"budget": {"tokens": 640}}, "budget"),
+        ({"optim": {"lr": 0.01, "warmup": 2}}, "optim.lr was 0.003, now 0.01"),
+        ({"match": "params"}, "match was none, now params"),
+    ],
+)
+def test_differences_are_named(tmp_path: Path, changes: dict[str, Any], words: str):
+    before = small_plan(tmp_path).to_dict()
+    found = difference(before, small_plan(tmp_path, **changes).to_dict())
+    assert found is not None
+    assert re.search(words, found)
+
+
+def test_checkpoints_and_titles_may_change(tmp_path: Path):
+    before = small_plan(tmp_path).to_dict()
+    after = small_plan(tmp_path, checkpoint={"every": 7}, title="other").to_dict()
+    assert difference(before, after) is None
+
+
+def test_a_model_goes_before_what_all_share(tmp_path: Path):
+    plan = small_plan(tmp_path, models=["standard", "wide=standard:d_model=32"])
+    widths = [plan.base_config(spec).model.config.d_model for spec in plan.models]
+    assert widths == [16, 32]
+
+
+def test_budgets_become_steps(tmp_path: Path):
+    models = ["standard", "wide=standard:d_model=32"]
+
+    def steps(budget: dict[str, Any], seconds: dict[str, float] | None = None) -> list[int]:
+        plan = small_plan(tmp_path, models=models, budget=budget)
+        return [entry.steps for entry in with_steps(plan, shapes(plan, 20), seconds)]
+
+    assert steps({"steps": 7}) == [7, 7]
+    assert steps({"tokens": 7 * 64 - 3}) == [7, 7]
+    plan = small_plan(tmp_path, models=models)
+    costs = [entry.flops_per_step for entry in shapes(plan, 20)]
+    found = steps({"flops": 100 * costs[0]})
+    assert found[0] == 100
+    assert found[1] == round(100 * costs[0] / costs[1]) < 60
+    assert steps({"seconds": 3}, {"standard": 0.01, "wide": 0.1}) == [300, 30]
+    with pytest.raises(UserError, match="raise it"):
+        steps({"flops": 10})
+
+
+def test_all_models_need_one_context(tmp_path: Path):
+    plan = small_plan(tmp_path, models=["standard", "long=standard:context=32"])
+    with pytest.raises(UserError, match="one context"):
+        shapes(plan, 20)
