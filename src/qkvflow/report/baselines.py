@@ -65,15 +65,23 @@ def _text(records: Records, label: str, metric: str) -> str:
 
 
 def _ngrams(content: Mapping[str, Any], data: Mapping[str, Any]) -> list[Baseline]:
-    entries = [e for e in content.get("ngrams") or () if finite(e.get("order")) is not None]
-    several = len({entry.get("smoothing") for entry in entries}) > 1
-    baselines = []
-    for entry in sorted(entries, key=lambda e: (str(e.get("smoothing")), e["order"])):
-        order, smoothing = int(entry["order"]), entry.get("smoothing")
+    """One baseline per order: the smoothing that is better on validation."""
+    best: dict[int, Baseline] = {}
+    for entry in content.get("ngrams") or ():
+        if finite(entry.get("order")) is None:
+            continue
+        order = int(entry["order"])
         losses = {split: finite(entry.get(split)) for split in SPLITS}
-        name = _NAMES.get(order, f"{order}-gram") + (f" ({smoothing})" if several else "")
-        baselines.append(Baseline(name, order, smoothing, losses, _bits(losses, data)))
-    return baselines
+        name = _NAMES.get(order, f"{order}-gram")
+        each = Baseline(name, order, entry.get("smoothing"), losses, _bits(losses, data))
+        if order not in best or _selected(each) < _selected(best[order]):
+            best[order] = each
+    return [best[order] for order in sorted(best)]
+
+
+def _selected(baseline: Baseline) -> float:
+    loss = baseline.losses["validation"]
+    return math.inf if loss is None else loss
 
 
 def _bits(losses: Mapping[str, float | None], data: Mapping[str, Any]) -> dict[str, float | None]:

@@ -211,7 +211,10 @@ def _table_note(report: Report, found: list[Row]) -> str:
         parts.append("Times are those of training, not measured on their own.")
     parts.append("FLOPs include the generation of weights.")
     if any(row.kind == "ngram" for row in found):
-        parts.append("N-grams are counted on the train split and scored on the same text.")
+        parts.append(
+            "N-grams are counted on the train split and scored on the same text, each with "
+            "the smoothing that is better on validation."
+        )
     return " ".join(parts)
 
 
