@@ -87,16 +87,17 @@ def init_ssm(d_model: int, d_state: int, *, out_scale: float, key: PRNGKeyArray)
     """A = -1 .. -N (S4D-Lin's real part), delta log-uniform in [0.001, 0.1].
 
     B and C keep the variance of what they read; C and D, which write to the residual stream,
-    are scaled by `out_scale`.
+    are scaled by `out_scale`. D is drawn around 0, as in S4D's code: a D of one sign would add the
+    state to itself at every layer, and a fresh model with a tied head would repeat its input.
     """
-    key_b, key_c, key_delta = jax.random.split(key, 3)
+    key_b, key_c, key_d, key_delta = jax.random.split(key, 4)
     span = jnp.log(jnp.array([1e-3, 1e-1]))
     return SSM(
         StateSpace(
             log_a=jnp.log(jnp.arange(1.0, d_state + 1.0)),
             b=jax.random.normal(key_b, (d_model, d_state)) / d_model**0.5,
             c=out_scale * jax.random.normal(key_c, (d_state, d_model)) / d_state**0.5,
-            d=jnp.full(d_model, out_scale),
+            d=out_scale * jax.random.normal(key_d, (d_model,)),
             log_delta=jax.random.uniform(key_delta, (d_state,), minval=span[0], maxval=span[1]),
         )
     )
