@@ -15,17 +15,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, Linear, Rows, dropout, init_linear
+from qkvflow.blocks.base import (
+    AbstractAppendingMixer,
+    Linear,
+    Rows,
+    dropout,
+    init_linear,
+    place,
+)
 
 Heads = Float[Array, "batch seq heads d_head"]
 KVHeads = Float[Array, "batch seq kv_heads d_head"]
 
 
 class KVCache(eqx.Module):
-    """Keys and values of the tokens so far, in place for `length` tokens."""
+    """Keys and values of the tokens so far, in place for `length` tokens.
 
-    keys: Float[Array, "batch length kv_heads d_head"]
-    values: Float[Array, "batch length kv_heads d_head"]
+    Heads come first, so that products over positions read them as they lie in memory.
+    """
+
+    keys: Float[Array, "batch kv_heads length d_head"]
+    values: Float[Array, "batch kv_heads length d_head"]
 
 
 def rotate(x: Heads, positions: Int[Array, " seq"], base: float) -> Heads:
@@ -50,7 +60,34 @@ def attend_with_dropout(q: Heads, k: KVHeads, v: KVHeads, rate: float, key: PRNG
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
 
 
-class Attention(AbstractMixer):
+def attend_to_past(q: Heads, past: KVCache, new: KVCache, start: int | Int[Array, ""]) -> Heads:
+    """The attention core over the first `start` slots of `past` and, causally, over `new`.
+
+    Two products instead of one over a cache with `new` written into it, which would be copied.
+    """
+    batch, seq, heads, d_head = q.shape
+    kv_heads, length = past.keys.shape[1:3]
+    q = q.reshape(batch, seq, kv_heads, heads // kv_heads, d_head)
+
+    def scores(keys: Array, mask: Array) -> Array:
+        each = jnp.einsum(
+            "bskgd,bktd->bkgst", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
+        )
+        return jnp.where(mask[None, None, None], each / d_head**0.5, -jnp.inf)
+
+    seen = jnp.broadcast_to(jnp.arange(length)[None] < start, (seq, length))
+    causal = jnp.tril(jnp.ones((seq, seq), bool))
+    both = jnp.concatenate([scores(past.keys, seen), scores(new.keys, causal)], axis=-1)
+    weights = jax.nn.softmax(both, axis=-1).astype(q.dtype)
+
+    def mix(weights: Array, values: Array) -> Array:
+        return jnp.einsum("bkgst,bktd->bskgd", weights, values.astype(q.dtype))
+
+    mixed = mix(weights[..., :length], past.values) + mix(weights[..., length:], new.values)
+    return mixed.reshape(batch, seq, heads, d_head)
+
+
+class Attention(AbstractAppendingMixer):
     qkv: Linear
     out: Linear
     num_heads: int = eqx.field(static=True)
@@ -82,21 +119,26 @@ class Attention(AbstractMixer):
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> KVCache:
         d_head = self.out.weight.shape[-2] // self.num_heads
-        shape = (batch, length, self.num_kv_heads, d_head)
+        shape = (batch, self.num_kv_heads, length, d_head)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def extend(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
     ) -> tuple[Float[Array, "rows d_model"], KVCache]:
+        y, new = self.append(x, rows, state)
+        return y, jax.tree.map(lambda old, each: place(old, each, rows.start), state, new)
+
+    def append(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
+    ) -> tuple[Float[Array, "rows d_model"], KVCache]:
         q, k, v = self._heads(x, rows)
-        at = (0, rows.start, 0, 0)
-        keys = jax.lax.dynamic_update_slice(state.keys, k.astype(state.keys.dtype), at)
-        values = jax.lax.dynamic_update_slice(state.values, v.astype(state.values.dtype), at)
-        mask = rows.positions[:, None] >= jnp.arange(keys.shape[1])[None]
-        mixed = jax.nn.dot_product_attention(
-            q, keys.astype(q.dtype), values.astype(q.dtype), mask=mask[None, None]
-        )
-        return self.out(mixed.reshape(rows.batch * rows.seq, -1)), KVCache(keys, values)
+        dtype = state.keys.dtype
+        new = KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
+        if isinstance(rows.start, int) and rows.start == 0:
+            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        else:
+            mixed = attend_to_past(q, state, new, rows.start)
+        return self.out(mixed.reshape(rows.batch * rows.seq, -1)), new
 
     def flops_per_token(self, context: int) -> int:
         width = self.out.weight.shape[-2]

@@ -85,6 +85,27 @@ class AbstractMixer(eqx.Module):
         """
 
 
+class AbstractAppendingMixer(AbstractMixer):
+    """A mixer that remembers every position: its state has a slot for each, and never changes
+    one that is written. Saying what to append spares the copy of everything before it."""
+
+    @abc.abstractmethod
+    def append(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """As `extend`, but of the new state only the slots of the new tokens; see `place`."""
+
+
+def place(state: Array, new: Array, start: int | Int[Array, ""]) -> Array:
+    """The state with the new slots in place; anything that has no slots is replaced."""
+    axes = [
+        i for i, sizes in enumerate(zip(state.shape, new.shape, strict=True)) if len({*sizes}) > 1
+    ]
+    if not axes:
+        return new
+    return jax.lax.dynamic_update_slice_in_dim(state, new, start, axes[0])
+
+
 class AbstractNorm(AbstractWeights):
     @abc.abstractmethod
     def __call__(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
@@ -115,6 +136,14 @@ class Branch(eqx.Module):
     def extend(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
     ) -> tuple[Float[Array, "rows d_model"], Any]:
+        return self.mixer.extend(self.norm(x), rows, state)
+
+    def append(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """As `extend`, with what to `place` in the state instead of a new one."""
+        if isinstance(self.mixer, AbstractAppendingMixer):
+            return self.mixer.append(self.norm(x), rows, state)
         return self.mixer.extend(self.norm(x), rows, state)
 
 

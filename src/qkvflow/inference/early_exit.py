@@ -43,7 +43,7 @@ class Held:
         self.rows, self.states, self.left, self.new = rows, states, left, []
 
     def __call__(self, branch: Branch, x: State) -> State:
-        y, state = branch.extend(x, self.rows, self.states[len(self.new)])
+        y, state = branch.append(x, self.rows, self.states[len(self.new)])
         self.new.append(state)
         if self.left is None:
             # All have left: nothing reads y, and the compiler drops what only y needs.
@@ -52,6 +52,15 @@ class Held:
 
     def finish(self) -> tuple[Any, ...]:
         return tuple(self.new)
+
+
+def _put(caches: Array, new: Array, step: Int[Array, ""], start: Int[Array, ""]) -> Array:
+    """One step's new slots or state in the caches of all steps, in place."""
+    at = [
+        step,
+        *(start if new != old else 0 for new, old in zip(new.shape, caches.shape[1:], strict=True)),
+    ]
+    return jax.lax.dynamic_update_slice(caches, new[None], at)
 
 
 class EarlyExit(AbstractDecoder):
@@ -85,8 +94,9 @@ class EarlyExit(AbstractDecoder):
             blocks, states = jax.tree.map(lambda leaf: leaf[i], (stacks, caches))
             evaluate = Held(rows, states, left)
             x = scheme.step(blocks, x, size, evaluate).astype(x.dtype)
-            new = jax.tree.map(lambda all, one: all.at[i].set(one), caches, evaluate.finish())
-            return x, new
+            return x, jax.tree.map(
+                lambda all, new: _put(all, new, i, start), caches, evaluate.finish()
+            )
 
         def look(carry: Any) -> Any:
             i, x, caches, left, depths, logits, before = carry

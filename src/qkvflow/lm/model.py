@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from qkvflow.blocks.base import Rows, cast_matrices, dropout
+from qkvflow.blocks.base import Rows, cast_matrices, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
 from qkvflow.fields.tabulated import tabulate
@@ -171,7 +171,8 @@ class LanguageModel(eqx.Module):
             per_step=caches,
             prepare=self._prepare,
         )
-        return solution.x, solution.left_behind
+        new = solution.left_behind
+        return solution.x, jax.tree.map(lambda old, each: place(old, each, start), caches, new)
 
 
 def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:

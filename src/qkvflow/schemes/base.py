@@ -61,13 +61,16 @@ class Plain:
 
 
 class Cached:
-    """The next tokens of sequences whose past is in `states`, one for each call of the step."""
+    """The next tokens of sequences whose past is in `states`, one for each call of the step.
+
+    It leaves behind what has to be placed in the states (see `blocks.base.place`).
+    """
 
     def __init__(self, rows: Rows, states: tuple[Any, ...]):
         self.rows, self.states, self.new = rows, states, []
 
     def __call__(self, branch: Branch, x: State) -> State:
-        y, state = branch.extend(x, self.rows, self.states[len(self.new)])
+        y, state = branch.append(x, self.rows, self.states[len(self.new)])
         self.new.append(state)
         return y
 
