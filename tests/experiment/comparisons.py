@@ -1,12 +1,25 @@
 """A small comparison, for the tests that run one."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from qkvflow.experiment.plan import Plan, make_plan
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For processes: compiled as quickly as tests compile, and kept where tests keep it."""
+    return {
+        **os.environ,
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+        "JAX_COMPILATION_CACHE_DIR": str(jax.config.values["jax_compilation_cache_dir"]),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        **more,
+    }
 
 
 def write_text(path: Path) -> Path:

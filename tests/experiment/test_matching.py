@@ -1,7 +1,6 @@
 """Widths that match parameters or compute, checked on built models."""
 
 from pathlib import Path
-
 from typing import Any
 
 import jax

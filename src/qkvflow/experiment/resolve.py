@@ -100,7 +100,13 @@ def _entry(
     spec: ModelSpec, config: RunConfig, shape: ModelConfig, why: str | None, vocab_size: int
 ) -> Entry:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, config=shape))
-    model = abstract(shape, vocab_size=vocab_size)
+    try:
+        model = abstract(shape, vocab_size=vocab_size)
+    except UserError:
+        raise
+    except Exception as error:  # Of a plugin: anything can be wrong with it.
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{spec.label} cannot be built ({why}); correct it") from error
     per_step = count_flops(model).per_step(config.tokens_per_step)
     counted = count_parameters(model)
     return Entry(

@@ -10,9 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
 import yaml
 
 from qkvflow.data import EncodedCorpus
@@ -21,20 +18,19 @@ from qkvflow.experiment import tuning
 from qkvflow.experiment.baselines import measure_baselines
 from qkvflow.experiment.depths import evaluate_depths
 from qkvflow.experiment.ensemble import Ensemble
+from qkvflow.experiment.finish import record_of, write_sample
 from qkvflow.experiment.group import Group, Hooks, Member, Stopped
 from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.plugins import load_plugins
-from qkvflow.experiment.records import curve, read_record, write_json, write_record
+from qkvflow.experiment.records import read_record, write_json, write_record
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
 from qkvflow.experiment.snapshot import read_host
 from qkvflow.experiment.speed import measure_speed
 from qkvflow.experiment.watch import Silent, Watch
-from qkvflow.inference import sample_text
 from qkvflow.training import rundir
 from qkvflow.training.config_files import read_yaml, write_yaml
 from qkvflow.training.evaluate import Evaluation
 from qkvflow.training.loop import signals
-from qkvflow.training.record import make_record, now
 from qkvflow.training.run import load_data, use_compilation_cache
 
 PLAN, SPEED, BASELINES, STATE = "plan.yaml", "speed.json", "baselines.json", "state"
@@ -301,8 +297,8 @@ class Runner:
                 self.watch.note(f"{entry.label}: no losses at other depths: {_one_line(error)}")
         for member in open_ones:
             if member.error is None and self.plan.samples == "last":
-                self._sample(group.ensemble, member)
-            record = self._record(entry, group.ensemble, member, tests.get(member.seed))
+                write_sample(group.ensemble, member)
+            record = record_of(entry, group.ensemble, member, tests.get(member.seed))
             if member.seed in depths:
                 record["evaluations"] = depths[member.seed]
             with rundir.writing(member.directory):
@@ -324,43 +320,6 @@ class Runner:
             each = ", ".join(f"{loss:.4f}" for loss in losses)
             self.watch.note(f"{entry.label}: {split} loss {each} nats per token")
 
-    def _sample(self, ensemble: Ensemble, member: Member) -> None:
-        model = eqx.combine(jax.tree.map(jnp.asarray, member.best), ensemble.static)
-        try:
-            text = sample_text(model, self.encoded.tokenizer, seed=member.seed)
-        except UserError as error:  # Not every scheme can generate token by token.
-            text = f"(no sample: {error})"
-        content = f"--- step {member.progress.best_step} ---\n{text}\n\n"
-        with rundir.writing(member.directory):
-            rundir.write_whole(member.directory / rundir.SAMPLES, content)
-
-    def _record(
-        self, entry: Entry, ensemble: Ensemble, member: Member, test: Evaluation | None
-    ) -> dict[str, Any]:
-        progress = member.progress
-        program = ensemble.program_bytes
-        record = make_record(
-            entry.run(member.seed, member.lr),
-            ensemble.model,
-            self.encoded,
-            label=entry.label,
-            error=member.error,
-            steps=progress.step,
-            skipped=progress.skipped,
-            seconds=progress.seconds,
-            compile_seconds=ensemble.compile_seconds,
-            program_bytes=None if program is None else program // ensemble.size,
-            train_loss=_train_loss(member.directory, progress.step),
-            validation=None if member.error else member.validation,
-            test=None if member.error else test,
-            selected_step=None if member.error else progress.best_step,
-            started=progress.started or now(),
-        )
-        # The process trains every model in turn: its peak is nobody's own. See speed.json.
-        record["memory"]["peak_resident_bytes"] = None
-        record["speed"]["seeds_per_program"] = ensemble.size
-        return record
-
     def _fail(self, entry: Entry, error: Exception) -> None:
         """A record for every run that an exception kept from finishing."""
         reason = _one_line(error)
@@ -374,7 +333,7 @@ class Runner:
             with rundir.writing(self.directory):
                 directory.mkdir(parents=True, exist_ok=True)
                 rundir.write_whole(directory / rundir.CONFIG, write_yaml(entry.run(seed)))
-                write_record(directory / rundir.RECORD, self._record(entry, ensemble, member, None))
+                write_record(directory / rundir.RECORD, record_of(entry, ensemble, member, None))
             self.watch.note(f"{entry.label} seed {seed} FAILED: {reason}")
 
     # Beside the records
@@ -414,18 +373,6 @@ class Runner:
         with contextlib.suppress(OSError):
             shutil.rmtree(self.directory / STATE)
         return Outcome(self.directory, finished, tuple(failed))
-
-
-def _train_loss(directory: Path, steps: int) -> float | None:
-    """The mean of the lines of the last tenth of training."""
-    try:
-        lines = [line for line in curve(directory).train if line.get("loss") is not None]
-    except UserError:
-        return None
-    last = [line["loss"] for line in lines if line["step"] > 0.9 * steps] or [
-        line["loss"] for line in lines[-1:]
-    ]
-    return sum(last) / len(last) if last else None
 
 
 def _one_line(error: Exception) -> str:
