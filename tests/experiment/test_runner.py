@@ -1,6 +1,7 @@
 """Running a plan: paired seeds in one program, failures, tuning, depths, and being killed."""
 
 import dataclasses
+import os
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from qkvflow.experiment import runner as runner_module
 from qkvflow.experiment.ensemble import Ensemble
 from qkvflow.experiment.records import collect, read_record
 from qkvflow.experiment.resolve import shapes, with_steps
-from qkvflow.experiment.runner import run_plan
-from qkvflow.experiment.watch import Plain
+from qkvflow.experiment.runner import Stopped, run_plan
+from qkvflow.experiment.snapshot import read_host
+from qkvflow.experiment.watch import Plain, Silent
 from qkvflow.training import load_config, train
 
 ALMOST: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4}
@@ -67,10 +69,7 @@ def test_seeds_are_paired_and_differ(two_models: Path):
     plan_seeds = yaml.safe_load((two_models / "plan.yaml").read_text())["seeds"]
     assert plan_seeds == [0, 1]
     losses = [
-        [
-            lines_of(two_models / "runs" / label / f"seed-{seed}")[0]["loss"]
-            for seed in plan_seeds
-        ]
+        [lines_of(two_models / "runs" / label / f"seed-{seed}")[0]["loss"] for seed in plan_seeds]
         for label in ("standard", "time-indexed-mlp")
     ]
     assert losses[0][0] != losses[0][1]
@@ -177,6 +176,46 @@ def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path)
     record = read_record(tmp_path / "out" / "runs" / "standard" / "seed-0" / "record.json")
     assert record.content["training"]["optim"]["lr"] == 3e-2
     assert len(collect(tmp_path / "out").finished) == 1
+
+
+class Interrupting(Silent):
+    """Sends a signal to its own process after a few steps, as Ctrl-C would."""
+
+    def __init__(self, after: int) -> None:
+        self.calls, self.after = 0, after
+
+    def advance(self, work: float, text: str) -> None:
+        self.calls += 1
+        if self.calls == self.after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_saves_and_the_same_plan_goes_on(two_models: Path, tmp_path: Path, text: Path):
+    plan = small_plan(text, models=["standard"], checkpoint={"every": 1000})
+    with pytest.raises(Stopped) as stopped:
+        run_plan(plan, tmp_path / "out", watch=Interrupting(4))
+    assert stopped.value.signum == signal.SIGINT
+    # Three program calls of two steps, after the call that says where it begins.
+    saved = read_host(tmp_path / "out" / "state" / "standard.safetensors")
+    assert saved is not None
+    assert saved["step"] == 6
+    assert run_plan(plan, tmp_path / "out").finished == 2
+    for seed in plan.seeds:
+        run = Path("runs") / "standard" / f"seed-{seed}"
+        assert_same_lines(lines_of(tmp_path / "out" / run), lines_of(two_models / run))
+
+
+def test_seconds_are_turned_into_steps(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch):
+    def measured(configs: Any, **_: Any) -> dict[str, Any]:
+        times = {"median": 250.0, "q1": 250.0, "q3": 250.0, "all": [250.0]}
+        return {"models": {label: {"ms_per_step": times} for label in configs}, "failed": {}}
+
+    monkeypatch.setattr(runner_module, "measure_speed", measured)
+    plan = small_plan(text, seeds=1, budget={"seconds": 3})
+    assert run_plan(plan, tmp_path / "out").finished == 1
+    (record,) = collect(tmp_path / "out").finished
+    assert record.content["budget"]["steps"] == 12
+    assert run_plan(plan, tmp_path / "out").finished == 1
 
 
 def test_programs_are_cut_to_the_memory(text: Path, monkeypatch: pytest.MonkeyPatch):
