@@ -52,7 +52,7 @@ def test_the_distribution_is_that_of_the_full_model():
         [prompt] * count,
         draft_steps=1,
         draft_length=1,
-        num_tokens=3,
+        num_tokens=2,
         batch_size=count,
         **options,
     )
