@@ -198,7 +198,7 @@ def _dry_run(plan: Any) -> int:
 
     encoded = load_data(plan.base_config(plan.models[0]))
     entries = shapes(plan, encoded.tokenizer.vocab_size)
-    if plan.budget.kind != "seconds":
+    if plan.budget.kind != "seconds":  # Those are measured when it runs.
         entries = with_steps(plan, entries)
     content = {**plan.to_dict(), "resolved": describe(plan, entries, encoded)}
     print(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), end="")

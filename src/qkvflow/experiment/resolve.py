@@ -160,12 +160,17 @@ def _steps(plan: Plan, entry: Entry, seconds_per_step: Mapping[str, float] | Non
 
 
 def describe(plan: Plan, entries: list[Entry], encoded: EncodedCorpus) -> dict[str, Any]:
-    """The part of `plan.yaml` that follows from the rest."""
+    """The part of `plan.yaml` that follows from the rest. Steps that a budget of seconds pays for
+    are measured and stand in the records."""
+    measured = plan.budget.kind == "seconds"
+    models = {entry.label: entry.describe() for entry in entries}
+    for each in models.values():
+        each["steps"] = None if measured else each["steps"]
     return {
         "data": {
             "sha256": encoded.corpus.sha256,
             "tokenizer": encoded.tokenizer.identity,
             "vocab_size": encoded.tokenizer.vocab_size,
         },
-        "models": {entry.label: entry.describe() for entry in entries},
+        "models": models,
     }

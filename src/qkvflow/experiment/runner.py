@@ -111,15 +111,16 @@ class Runner:
         self._size, self._caught = seeds_per_program, caught
 
     def run(self, *, retry_failed: bool, command: str | None) -> Outcome:
-        if self.plan.budget.kind == "seconds":
+        timed = self.plan.budget.kind == "seconds"
+        if not timed:
+            self.entries = with_steps(self.plan, self.entries)
+        self._write_plan(command)
+        if timed:
             self._measure_speed()
             times = _read_json(self.directory / SPEED)["models"]
             seconds = {label: each["ms_per_step"]["median"] / 1e3 for label, each in times.items()}
             self._require(seconds)
             self.entries = with_steps(self.plan, self.entries, seconds)
-        else:
-            self.entries = with_steps(self.plan, self.entries)
-        self._write_plan(command)
         if retry_failed:
             self._forget_failures()
         if not (self.directory / BASELINES).exists():
