@@ -7,14 +7,20 @@ cache directory.
 
 import os
 import sys
+from importlib.metadata import version
 
 assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile much and compute little: without LLVM's optimisations, compiling costs half.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Without XLA's fusion emitters, a third of that. An XLA that does not know the flag would abort.
+if version("jaxlib").startswith("0.10."):
+    flags = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
+    os.environ["XLA_FLAGS"] = flags.strip()
 
 from collections.abc import Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -44,6 +50,18 @@ def cold_compilation() -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def few_programs() -> Iterator[None]:
+    """Forget compiled programs before they use up the memory maps a process may have.
+
+    Linux allows 65,530 of them by default, every program takes dozens, and XLA crashes without.
+    """
+    yield
+    maps = Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
 
 
 @pytest.fixture

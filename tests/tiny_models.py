@@ -47,7 +47,8 @@ BLOCK_CASES: dict[str, dict[str, Any]] = {
 SCHEME_CASES: dict[str, dict[str, Any]] = {
     "residual": {"scheme": "residual"},
     "euler": {"scheme": "euler", "composition": "parallel"},
-    **{name: {"scheme": name} for name in ("midpoint", "heun", "rk4", "strang", "adaptive")},
+    **{name: {"scheme": name} for name in ("midpoint", "heun", "rk4", "strang")},
+    "adaptive": {"scheme": "adaptive", "tolerance": 1e-5},
 }
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 from comparisons import environment, read_json
 
 from qkvflow.cli import main
+from qkvflow.zoo import FIELDS, ZOO
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_field.py"
 SMALL = (
@@ -22,6 +24,17 @@ def options(text: Path, out: Path, *more: str) -> list[str]:
     return ["compare", "--data", data, "--tokenizer", "char", "--out", str(out), *SMALL, *more]
 
 
+@pytest.fixture
+def the_zoo_as_it_was() -> Iterator[None]:
+    """A plugin adds to the registries of this process, and other tests run over all of them."""
+    before = [(registry, dict(registry)) for registry in (FIELDS, ZOO)]
+    yield
+    for registry, entries in before:
+        registry.clear()
+        registry.update(entries)
+
+
+@pytest.mark.usefixtures("the_zoo_as_it_was")
 def test_a_field_of_ones_own(text: Path, tmp_path: Path):
     """A real process: a plugin, three seeds, samples, statistics and the report."""
     out = tmp_path / "out"

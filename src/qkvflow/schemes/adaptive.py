@@ -4,9 +4,10 @@ Solves dx/dt = T f(x, t) from 0 to 1 with an embedded Runge-Kutta pair (Tsitoura
 and a PID step size controller; `num_steps` only sets the first step. Weights are asked of the
 field wherever the solver goes.
 
-The controller looks at the error of the whole batch, so the steps, and by as much as the tolerance
-the result, depend on what else is in the batch, later tokens included: with this scheme a
-model is causal up to its tolerance. Caches cannot be kept for a number of evaluations
+The controller looks at the error of the whole batch, so the steps depend on what else is in the
+batch, later tokens included, and so does the result, by the error it may have: the tolerance of a
+step, times what the rest of the flow and the head make of it (often tenfold). With this scheme a
+model is causal up to that. Caches cannot be kept for a number of evaluations
 that is not known, so generation recomputes the sequence.
 """
 
