@@ -22,6 +22,7 @@ ROWS = (
     ("experiment",),
     ("analysis", "finetune", "inference"),
     ("training",),
+    ("parallel",),
     ("data",),
     ("interop",),
     ("zoo",),

@@ -9,11 +9,13 @@ and the state space scan unfold them into sequences (see `Rows`).
 """
 
 import abc
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 Role = Literal["matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
@@ -37,6 +39,28 @@ class AbstractWeights(eqx.Module):
 
 def is_weights(x: Any) -> bool:
     return isinstance(x, AbstractWeights)
+
+
+def map_by_path(tree: Any, decide: Callable[[list[Any], list[Any], Any], Any]) -> Any:
+    """`decide(nodes, names, leaf)` for every array: the chain of nodes above it and the name of
+    the step taken from each. What an array does follows from where it stands."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    decided = []
+    for path, leaf in leaves:
+        nodes, names, node = [], [], tree
+        for step in path:
+            nodes.append(node)
+            match step:
+                case GetAttrKey(name=name):
+                    names.append(name)
+                    node = getattr(node, name)
+                case DictKey(key=name) | SequenceKey(idx=name):
+                    names.append(name)
+                    node = node[name]
+                case _:
+                    raise TypeError(f"no such step in a model: {step!r}")
+        decided.append(decide(nodes, names, leaf))
+    return jax.tree.unflatten(structure, decided)
 
 
 class Rows(eqx.Module):

@@ -7,11 +7,9 @@ a bias has two and is one.
 
 from typing import Any
 
-import jax
 import optax
-from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
-from qkvflow.blocks.base import AbstractWeights
+from qkvflow.blocks.base import AbstractWeights, map_by_path
 from qkvflow.fields.hypernet import Generator
 from qkvflow.fields.per_layer import PerLayer
 from qkvflow.training.config import OptimConfig
@@ -62,7 +60,7 @@ def evaluation_params(optim: OptimConfig, opt_state: Any, params: Any) -> Any:
 
 def matrices(params: Any) -> Any:
     """True for every array that is used as a matrix: the ones that decay."""
-    return _by_path(params, _is_matrix)
+    return map_by_path(params, _is_matrix)
 
 
 def _muon_axes(params: Any) -> Any:
@@ -76,7 +74,7 @@ def _muon_axes(params: Any) -> Any:
             return None
         return optax.contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
 
-    return _by_path(params, axes)
+    return map_by_path(params, axes)
 
 
 def _is_matrix(nodes: list[Any], names: list[Any], leaf: Any) -> bool:
@@ -89,23 +87,3 @@ def _is_matrix(nodes: list[Any], names: list[Any], leaf: Any) -> bool:
         return group.roles[names[-1]] in ("matrix", "kernel")
     stacked = sum(isinstance(node, PerLayer) and name == "layers" for node, name in pairs)
     return leaf.ndim - stacked >= 2
-
-
-def _by_path(params: Any, decide: Any) -> Any:
-    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
-    decided = []
-    for path, leaf in leaves:
-        nodes, names, node = [], [], params
-        for step in path:
-            nodes.append(node)
-            match step:
-                case GetAttrKey(name=name):
-                    names.append(name)
-                    node = getattr(node, name)
-                case DictKey(key=name) | SequenceKey(idx=name):
-                    names.append(name)
-                    node = node[name]
-                case _:
-                    raise TypeError(f"no such step in a model: {step!r}")
-        decided.append(decide(nodes, names, leaf))
-    return jax.tree.unflatten(structure, decided)
