@@ -40,7 +40,7 @@ class GeneratesInside(AbstractScheme):
         evaluation: Callable[[Any], Evaluation],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
-        remat: bool = False,
+        remat: str = "none",
         save: bool = False,
     ) -> Solution:
         @jax.checkpoint

@@ -43,7 +43,7 @@ VARIANTS = [
     {"field": "gated", "gate": "full", "gate_squash": "centred"},
     *({"field": "hypernet", "time_features": each} for each in ("learned", "raw", "layers")),
     *({"field": "basis", "basis": each, "num_basis": 3} for each in ("chebyshev", "bspline")),
-    {"remat": True},
+    {"remat": "block"},
 ]
 CHANGED = 4
 """The position at which two otherwise equal texts differ."""

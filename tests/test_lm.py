@@ -206,8 +206,9 @@ def test_flops_follow_scheme_and_rematerialisation():
     one, four = count("euler"), count("rk4")
     assert four.forward - head == 4 * (one.forward - head)
     assert four.generation == 3 * one.generation > 0
-    again = count("euler", remat=True)
+    again, twice = (count("euler", remat=each) for each in ("block", "everything"))
     assert again.training == one.training + one.forward - head
+    assert twice.training == again.training + one.forward - head
 
 
 def test_flops_against_xla():

@@ -19,6 +19,7 @@ from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, Shared
 from qkvflow.fields.base import at_one
 from qkvflow.schemes import (
+    REMATS,
     RK4,
     SCHEMES,
     AbstractScheme,
@@ -34,6 +35,7 @@ from qkvflow.schemes import (
 )
 from qkvflow.schemes.base import Plain, Solution
 from qkvflow.schemes.grid import grid, is_grid, stage_times
+from qkvflow.schemes.remat import group_length
 from qkvflow.zoo import abstract
 
 ORDERS: dict[type[AbstractStepScheme], int] = {
@@ -266,8 +268,9 @@ def test_programs_do_not_grow_with_depth(field: str, scheme: str):
     assert size(6) == size(24)
 
 
-def test_rematerialisation_changes_no_gradient():
-    plain, remat = tiny(), tiny(remat=True)
+@pytest.mark.parametrize("field", ["per-layer", "hypernet"])
+def test_rematerialisation_changes_no_gradient(field: str):
+    models = [tiny(field, remat=each, num_steps=4) for each in REMATS]
     tokens = random_tokens(2, SEQ)
 
     @eqx.filter_jit
@@ -275,5 +278,12 @@ def test_rematerialisation_changes_no_gradient():
     def gradient(model: Any) -> Array:
         return jnp.sum(jnp.sin(model(tokens)))
 
-    for a, b in zip(*(jax.tree.leaves(gradient(m)) for m in (plain, remat)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    plain, *others = (jax.tree.leaves(gradient(model)) for model in models)
+    for other in others:
+        for a, b in zip(plain, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_groups_of_steps():
+    lengths = {1: 1, 2: 1, 4: 2, 6: 2, 7: 1, 12: 3, 16: 4, 18: 3, 24: 4, 36: 6}
+    assert {n: group_length(n) for n in lengths} == lengths

@@ -7,7 +7,8 @@ from qkvflow.lm.accounting import (
     count_parameters,
     weights_in_effect,
 )
-from qkvflow.lm.model import LanguageModel, loss, token_losses
+from qkvflow.lm.loss import loss, num_pieces, token_losses
+from qkvflow.lm.model import LanguageModel
 
 __all__ = [
     "Flops",
@@ -16,6 +17,7 @@ __all__ = [
     "count_flops",
     "count_parameters",
     "loss",
+    "num_pieces",
     "token_losses",
     "weights_in_effect",
 ]

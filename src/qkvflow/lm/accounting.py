@@ -53,7 +53,7 @@ class Flops(NamedTuple):
     forward: int
     """Per token, forward."""
     training: int
-    """Per token, forward and backward (and forward again with rematerialisation)."""
+    """Per token, forward and backward, and forward again what rematerialisation asks for."""
     generation: int
     """Per forward pass, whatever the batch: making the weights along depth."""
 
@@ -72,7 +72,8 @@ def count_flops(model: LanguageModel, context: int | None = None) -> Flops:
         stages = len(scheme.stages)
     blocks = evaluations * block_at_end(model).flops_per_token(context or model.context)
     forward = blocks + 2 * model.d_model * model.vocab_size
-    training = 3 * forward + (blocks if model.remat else 0)
+    again = {"none": 0, "block": 1, "everything": 2}[model.remat]
+    training = 3 * forward + again * blocks
     return Flops(forward, training, stages * model.num_steps * _generation(model))
 
 

@@ -34,7 +34,7 @@ class LanguageModel(eqx.Module):
     horizon: float = eqx.field(static=True)
     context: int = eqx.field(static=True)
     dropout: float = eqx.field(static=True, default=0.0)
-    remat: bool = eqx.field(static=True, default=False)
+    remat: str = eqx.field(static=True, default="none")
     compute_dtype: str = eqx.field(static=True, default="float32")
 
     @property
@@ -97,10 +97,13 @@ class LanguageModel(eqx.Module):
 
     def logits(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows vocab"]:
         """Final norm and head, on rows."""
+        return self.project(self.norm.at(1.0)(x))
+
+    def project(self, h: Float[Array, "rows d_model"]) -> Float[Array, "rows vocab"]:
+        """The head, on rows that the final norm has been applied to."""
         dtype = jnp.dtype(self.compute_dtype)
-        h = self.norm.at(1.0)(x).astype(dtype)
         head = self.embedding.T if self.head is None else self.head
-        return jnp.dot(h, head.astype(dtype), preferred_element_type=jnp.float32)
+        return jnp.dot(h.astype(dtype), head.astype(dtype), preferred_element_type=jnp.float32)
 
     def _prepare(self, block: Any) -> Any:
         if self.compute_dtype == "float32":
@@ -135,6 +138,7 @@ class LanguageModel(eqx.Module):
             field=dataclasses.replace(field, blocks=self._prepare(field.blocks)),
             # The final norm may be generated from t as well.
             norm=tabulate(self.norm, [np.ones(1, np.float32)]),
+            remat="none",
         )
 
     def init_caches(self, batch: int, length: int) -> Any:
@@ -178,31 +182,3 @@ class LanguageModel(eqx.Module):
 def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:
     seq = tokens.shape[-1]
     return Rows(tokens.size // seq, seq, start)
-
-
-def loss(
-    model: LanguageModel,
-    tokens: Int[Array, "*batch seq"],
-    targets: Int[Array, "*batch seq"],
-    *,
-    mask: Float[Array, "*batch seq"] | None = None,
-    key: PRNGKeyArray | None = None,
-) -> Float[Array, ""]:
-    """Mean cross-entropy in nats per token (over the tokens that `mask` keeps)."""
-    each = token_losses(model, tokens, targets, key=key)
-    if mask is None:
-        return jnp.mean(each)
-    return jnp.sum(each * mask) / jnp.sum(mask)
-
-
-def token_losses(
-    model: LanguageModel,
-    tokens: Int[Array, "*batch seq"],
-    targets: Int[Array, "*batch seq"],
-    *,
-    key: PRNGKeyArray | None = None,
-) -> Float[Array, "*batch seq"]:
-    """Cross-entropy of every token in nats, from the logits of the targets alone."""
-    logits = model.logits(model.integrate(tokens, key=key).x)
-    picked = jnp.take_along_axis(logits, targets.reshape(-1, 1), axis=-1)[:, 0]
-    return (jax.nn.logsumexp(logits, axis=-1) - picked).reshape(targets.shape)

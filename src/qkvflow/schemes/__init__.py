@@ -7,6 +7,7 @@ from qkvflow.schemes.adaptive import Adaptive
 from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme
 from qkvflow.schemes.euler import Parallel, Sequential
 from qkvflow.schemes.grid import grid, stage_times
+from qkvflow.schemes.remat import REMATS
 from qkvflow.schemes.runge_kutta import RK4, Heun, Midpoint
 from qkvflow.schemes.strang import Strang
 
@@ -55,6 +56,7 @@ def default_horizon(name: str, num_steps: int) -> float:
 
 __all__ = [
     "COMPOSITIONS",
+    "REMATS",
     "RK4",
     "SCHEMES",
     "AbstractScheme",

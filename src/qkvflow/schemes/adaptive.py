@@ -65,7 +65,7 @@ class Adaptive(AbstractScheme):
         evaluation: Callable[[Any], Evaluation],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
-        remat: bool = False,
+        remat: str = "none",
         save: bool = False,
     ) -> Solution:
         solver = _solver(self.solver)

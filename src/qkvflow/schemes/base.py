@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Block, Branch, Rows
 from qkvflow.schemes.grid import stage_times
+from qkvflow.schemes.remat import scan
 
 State = Float[Array, "rows d_model"]
 
@@ -114,15 +115,15 @@ class AbstractScheme(eqx.Module):
         evaluation: Callable[[Any], Evaluation],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
-        remat: bool = False,
+        remat: str = "none",
         save: bool = False,
     ) -> Solution:
         """Carry x from t = 0 to t = 1.
 
         `evaluation` makes each step's `Evaluation` from that step's slice of `per_step` (keys,
         caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
-        recomputes a step's inside in the backward pass. `save` keeps the state before the first
-        and after every step.
+        says what the backward pass computes again instead of keeping (see `schemes.remat`).
+        `save` keeps the state before the first and after every step.
         """
 
 
@@ -150,7 +151,7 @@ class AbstractStepScheme(AbstractScheme):
         evaluation: Callable[[Any], Evaluation],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
-        remat: bool = False,
+        remat: str = "none",
         save: bool = False,
     ) -> Solution:
         size = horizon / num_steps
@@ -162,9 +163,9 @@ class AbstractStepScheme(AbstractScheme):
             x = self.step(blocks, x, size, evaluate).astype(x.dtype)
             return x, (evaluate.finish(), x if save else None)
 
-        if remat:
-            body = jax.checkpoint(body, prevent_cse=False)
-        end, (left_behind, states) = jax.lax.scan(body, x, (blocks, per_step))
+        end, (left_behind, states) = scan(
+            body, x, (blocks, per_step), num_steps=num_steps, remat=remat
+        )
         trajectory = jnp.concatenate([x[None], states]) if save else None
         return Solution(end, left_behind, trajectory, num_steps * self.evaluations_per_step())
 

@@ -10,7 +10,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.zoo import ModelConfig, configure, entry
+from qkvflow.zoo import ModelConfig, configure, entry, modern
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 OPTIMISERS = ("adamw", "muon", "schedule-free", "lion", "sgd")
@@ -233,7 +233,7 @@ def _model(values: dict[str, Any]) -> ModelChoice:
     types = {each.name: each.type for each in dataclasses.fields(ModelConfig)}
     changes = {
         key: typed(f"model.{key}", types[key], value) if key in types else value
-        for key, value in values.items()
+        for key, value in modern(values).items()
         if key not in ("name", "size")
     }
     return ModelChoice(name, size, configure(base, changes))

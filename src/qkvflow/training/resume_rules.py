@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkvflow.errors import UserError
-from qkvflow.training.config import RunConfig
+from qkvflow.training.config import RunConfig, make_config
 
 # These decide when something is looked at or kept, never what is computed.
 FREE = {
@@ -17,6 +17,8 @@ FREE = {
     },
     "checkpoint": {"every", "keep", "best"},
     "track": {"name", "project"},
+    # Only what is kept in memory and what is computed again.
+    "model": {"remat"},
     # The text itself is compared by hash: it may have moved, but not changed.
     "data": {"spec", "dir"},
 }
@@ -31,6 +33,7 @@ WHY = {
 def check_config(saved: dict[str, Any], wanted: RunConfig, *, step: int, extend: bool) -> list[str]:
     """Refuse changes that are not sound; returns a note for each change that is."""
     notes = []
+    saved = make_config(saved).to_dict()  # As it is written today.
     for section, values in wanted.to_dict().items():
         for key, value in values.items():
             old = saved.get(section, {}).get(key)

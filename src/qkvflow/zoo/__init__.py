@@ -1,7 +1,7 @@
 """Named models: configurations as data, and the assembly that makes models of them."""
 
 from qkvflow.zoo.assembly import FIELDS, MIXERS, abstract, build, build_config
-from qkvflow.zoo.config import ModelConfig, configure
+from qkvflow.zoo.config import ModelConfig, configure, modern
 from qkvflow.zoo.entries import PUBLISHED, SIZES, ZOO, entry, names, register
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "build_config",
     "configure",
     "entry",
+    "modern",
     "names",
     "register",
 ]

@@ -9,7 +9,7 @@ from qkvflow.errors import UserError, unknown
 from qkvflow.fields.basis import BASES
 from qkvflow.fields.gates import GATES, SQUASHES
 from qkvflow.fields.time import TIME_FEATURES
-from qkvflow.schemes import COMPOSITIONS, SCHEMES
+from qkvflow.schemes import COMPOSITIONS, REMATS, SCHEMES
 
 MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
 
@@ -109,8 +109,9 @@ class ModelConfig:
     """Basis functions along depth."""
 
     # Computation
-    remat: bool = False
-    """Recompute each step's inside in the backward pass, to save memory."""
+    remat: str = "none"
+    """What the backward pass computes again, to save memory: none, block (the inside of each
+    step) or everything (groups of steps, then each step)."""
     compute_dtype: str = "float32"
     """float32 or bfloat16: the type matrix products run in."""
 
@@ -123,6 +124,7 @@ class ModelConfig:
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         _choose("composition", self.composition, tuple(COMPOSITIONS))
         _choose("scheme", self.scheme, SCHEMES)
+        _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
         _choose("gate", self.gate, GATES)
         _choose("gate squash", self.gate_squash, SQUASHES)
@@ -240,10 +242,17 @@ def _typed(field: dataclasses.Field, value: Any) -> Any:
     raise UserError(f"{field.name} must be {kind.__name__}, not {value!r}")
 
 
+def modern(values: dict[str, Any]) -> dict[str, Any]:
+    """Values as they are written today: `remat` was true or false once, in saved files."""
+    if isinstance(old := values.get("remat"), bool):
+        return {**values, "remat": "block" if old else "none"}
+    return values
+
+
 def configure(base: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
     """A configuration from an entry and overrides by name; a misspelt name offers the nearest."""
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     for name in overrides:
         if name not in names:
             raise unknown("model option", name, names)
-    return ModelConfig(**{**base, **overrides})
+    return ModelConfig(**modern({**base, **overrides}))
