@@ -86,13 +86,15 @@ def make_chunk(
     grad_accum: int = 1,
     dropout: bool = False,
     constrain: Callable[[Array], Array] = lambda windows: windows,
+    arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
 ) -> Chunk:
     """`chunk(state, seed, tokens, count)`: `count <= max_steps` steps on windows of `tokens`.
 
     `static` is the second half of `split_model`. `dropout` says whether the model wants keys.
-    `constrain` is applied to the windows of a (micro-)batch, for sharding.
+    `constrain` is applied to the windows of a (micro-)batch and `arrange` to the model, to divide
+    them over devices (see `qkvflow.parallel`).
     """
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain)
+    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange)
 
     def chunk(
         state: State, seed: Seed, tokens: Integer[Array, " tokens"], count: Int[Array, ""]
@@ -116,10 +118,11 @@ def make_host_chunk(
     grad_accum: int = 1,
     dropout: bool = False,
     constrain: Callable[[Array], Array] = lambda windows: windows,
+    arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
 ) -> Chunk:
     """`chunk(state, seed, (inputs, targets), count)`: the same steps on batches from the host,
     `max_steps batch seq` each, for corpora that do not fit on the device."""
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain)
+    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange)
 
     def chunk(
         state: State, seed: Seed, batches: tuple[Array, Array], count: Int[Array, ""]
@@ -141,12 +144,13 @@ def _gradient(
     grad_accum: int,
     dropout: bool,
     constrain: Callable[[Array], Array],
+    arrange: Callable[[LanguageModel], LanguageModel],
 ) -> Callable[..., tuple[Array, Any]]:
     """Loss and gradient of a batch, in `grad_accum` parts."""
 
     def part(params: Any, inputs: Array, targets: Array, key: Any) -> tuple[Array, Any]:
         def objective(params: Any) -> Array:
-            model = eqx.combine(params, static)
+            model = arrange(eqx.combine(params, static))
             return loss(model, constrain(inputs), constrain(targets), key=key)
 
         return jax.value_and_grad(objective)(params)
