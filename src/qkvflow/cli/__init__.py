@@ -18,6 +18,7 @@ VERBS: dict[str, str] = {
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
     "eval": "the loss of a trained model on a whole split",
+    "sweep-depth": "loss and cost of a trained model at other depths and with other solvers",
     "generate": "text from a trained model, as it is produced",
     "report": "tables, figures and one page from the records of experiments",
     "export": "write a trained model as safetensors, JSON and a model card",

@@ -62,19 +62,32 @@ class Flops(NamedTuple):
         return self.training * tokens + 3 * self.generation
 
 
-def count_flops(model: LanguageModel, context: int | None = None) -> Flops:
-    """At sequences of `context` tokens (default: the model's own)."""
-    scheme = model.scheme
-    evaluations = model.num_steps
-    stages = 1
-    if isinstance(scheme, AbstractStepScheme):
-        evaluations *= scheme.evaluations_per_step()
-        stages = len(scheme.stages)
-    blocks = evaluations * block_at_end(model).flops_per_token(context or model.context)
+def count_evaluations(model: LanguageModel) -> int:
+    """Evaluations of a whole block in a pass; for an adaptive scheme, a step counts as one."""
+    if isinstance(model.scheme, AbstractStepScheme):
+        return model.num_steps * model.scheme.evaluations_per_step()
+    return model.num_steps
+
+
+def count_flops(
+    model: LanguageModel, context: int | None = None, *, evaluations: float | None = None
+) -> Flops:
+    """At sequences of `context` tokens (default: the model's own).
+
+    `evaluations` is how many an adaptive scheme was found to make.
+    """
+    made = model.num_steps
+    if isinstance(model.scheme, AbstractStepScheme):
+        made *= len(model.scheme.stages)
+    if evaluations is None:
+        evaluations = count_evaluations(model)
+    else:
+        made = evaluations
+    blocks = round(evaluations * block_at_end(model).flops_per_token(context or model.context))
     forward = blocks + 2 * model.d_model * model.vocab_size
     again = {"none": 0, "block": 1, "everything": 2}[model.remat]
     training = 3 * forward + again * blocks
-    return Flops(forward, training, stages * model.num_steps * _generation(model))
+    return Flops(forward, training, round(made * _generation(model)))
 
 
 def _generation(model: LanguageModel) -> int:

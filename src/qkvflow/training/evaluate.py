@@ -26,6 +26,7 @@ from qkvflow.data.batches import (
 )
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, token_losses
+from qkvflow.parallel import Layout, check_batch, hosts, one_device
 from qkvflow.training.step import split_model
 
 GROUP = 16
@@ -71,9 +72,13 @@ class Groups(NamedTuple):
     counts: list[int]
 
 
-def evaluation_batch(context: int, vocab_size: int) -> int:
-    """Windows of a batch: a fixed rule, because another batch may change the last bits."""
-    return max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocab_size) // context)
+def evaluation_batch(context: int, vocab_size: int, parts: int = 1) -> int:
+    """Windows of a batch: a fixed rule, because another batch may change the last bits.
+
+    Where a batch is divided into `parts`, there are at least so many, and equally many in each.
+    """
+    batch = max(1, min(_BATCH_TOKENS, _BATCH_LOGITS // vocab_size) // context)
+    return -(-batch // parts) * parts
 
 
 def evaluation_groups(
@@ -94,7 +99,9 @@ def evaluation_groups(
     return Groups(picked.starts.reshape(shape), picked.lengths.reshape(shape), counts)
 
 
-def make_group_losses(static: Any, context: int) -> Callable[..., Array]:
+def make_group_losses(
+    static: Any, context: int, layout: Layout | None = None
+) -> Callable[..., Array]:
     """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked.
 
     Pure; `vmap` over `params` evaluates several seeds in one program.
@@ -110,7 +117,7 @@ def make_group_losses(static: Any, context: int) -> Callable[..., Array]:
         def batch(index: Any) -> tuple[Array, Array]:
             return gather_windows(tokens, starts[index], context)
 
-        return _losses(eqx.combine(params, static), batch, lengths, count, context)
+        return _losses(eqx.combine(params, static), batch, lengths, count, context, layout)
 
     return losses
 
@@ -121,12 +128,17 @@ def _losses(
     lengths: Int[Array, "group batch"],
     count: Int[Array, ""],
     context: int,
+    layout: Layout | None,
 ) -> Float[Array, "group batch seq"]:
     # The weights along depth are made once for all batches, not once for each.
     model = model.tabulated()
+    if layout is not None:
+        model = layout.model(model)
 
     def body(index: Any, out: Array) -> Array:
         inputs, targets = batch(index)
+        if layout is not None:
+            inputs, targets = layout.rows(inputs), layout.rows(targets)
         each = token_losses(model, inputs, targets)
         mask = window_mask(lengths[index], context)
         return out.at[index].set(jnp.where(mask, each, 0.0))
@@ -141,15 +153,18 @@ def evaluate(
     context: int | None = None,
     batch_size: int | None = None,
     max_tokens: int | None = None,
+    layout: Layout | None = None,
 ) -> Evaluation:
     """The loss of a model on a split. For evaluations again and again, keep an `Evaluator`."""
     params, static = split_model(model)
+    length, parts = context or model.context, 1 if layout is None else layout.shape.rows
     evaluator = Evaluator(
         static,
         split,
-        context=context or model.context,
-        batch_size=batch_size or evaluation_batch(context or model.context, model.vocab_size),
+        context=length,
+        batch_size=batch_size or evaluation_batch(length, model.vocab_size, parts),
         max_tokens=max_tokens,
+        layout=layout,
     )
     return evaluator(params)
 
@@ -165,17 +180,34 @@ class Evaluator:
         context: int,
         batch_size: int,
         max_tokens: int | None = None,
+        layout: Layout | None = None,
     ) -> None:
         if len(split) < 2:
             raise UserError("this split has no tokens to predict; the corpus needs a larger share")
         self._split, self._context = split, context
         self._groups = evaluation_groups(len(split), context, batch_size, max_tokens)
-        self._on_device = fits_on_device(len(split), split.tokens.dtype.itemsize)
+        self._layout = layout or one_device()
+        check_batch(self._layout.shape, batch_size)
+        # Several processes read their own windows each.
+        fits = fits_on_device(len(split), split.tokens.dtype.itemsize)
+        self._on_device = fits and hosts.count() == 1
         if self._on_device:
-            self._tokens = jnp.asarray(np.asarray(split.tokens))
-            self._losses = jax.jit(make_group_losses(static, context))
+            self._tokens = self._layout.everywhere(split.tokens)
+            losses = make_group_losses(static, context, self._layout)
         else:
-            self._losses = jax.jit(_host_group_losses(static, context))
+            losses = _host_group_losses(static, context, self._layout)
+        self._losses = jax.jit(losses, out_shardings=self._layout.whole)
+
+    @property
+    def tokens_run(self) -> int:
+        """Tokens that an evaluation computes: whole batches, their padding included."""
+        return sum(self._groups.counts) * self._groups.starts.shape[2] * self._context
+
+    def compile(self, params: Any) -> None:
+        """Compile now, and compute nothing: for whoever times the evaluation."""
+        for losses in self._each(params, batches=0):
+            jax.block_until_ready(losses)
+            return
 
     def __call__(self, params: Any) -> Evaluation:
         losses = np.concatenate([np.asarray(each, np.float64) for each in self._each(params)])
@@ -184,21 +216,32 @@ class Evaluator:
             losses.reshape(-1, self._context)[lengths > 0], lengths[lengths > 0], self._split
         )
 
-    def _each(self, params: Any) -> Iterator[Any]:
+    def _each(self, params: Any, batches: int = GROUP) -> Iterator[Any]:
         for starts, lengths, count in zip(*self._groups, strict=True):
+            count = min(count, batches)
+            numbers = [self._layout.everywhere(each) for each in (lengths, np.int32(count))]
             if self._on_device:
-                yield self._losses(params, self._tokens, starts, lengths, count)
+                placed = self._layout.everywhere(starts)
+                yield self._losses(params, self._tokens, placed, *numbers)
             else:
-                windows = host_windows(self._split.tokens, starts.reshape(-1), self._context)
-                batches = tuple(each.reshape(*starts.shape, self._context) for each in windows)
-                yield self._losses(params, batches, lengths, count)
+                yield self._losses(params, self._windows(starts), *numbers)
+
+    def _windows(self, starts: Int[np.ndarray, "group batch"]) -> tuple[Array, ...]:
+        """The windows of a group, of which this process reads its own rows."""
+        batch_size = starts.shape[1]
+        own = starts[:, self._layout.own_rows(batch_size)]
+        windows = host_windows(self._split.tokens, own.reshape(-1), self._context)
+        return tuple(
+            self._layout.assemble(each.reshape(*own.shape, self._context), batch_size)
+            for each in windows
+        )
 
 
-def _host_group_losses(static: Any, context: int) -> Callable[..., Array]:
+def _host_group_losses(static: Any, context: int, layout: Layout) -> Callable[..., Array]:
     def losses(params: Any, batches: tuple[Array, Array], lengths: Array, count: Array) -> Array:
         inputs, targets = batches
         model = eqx.combine(params, static)
-        return _losses(model, lambda i: (inputs[i], targets[i]), lengths, count, context)
+        return _losses(model, lambda i: (inputs[i], targets[i]), lengths, count, context, layout)
 
     return losses
 

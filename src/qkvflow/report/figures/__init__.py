@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from qkvflow.report.content import Report
@@ -11,7 +10,7 @@ from qkvflow.report.figures.efficiency import efficiency_with_error
 from qkvflow.report.figures.losses import statistical_performance
 from qkvflow.report.figures.matrix import significance
 from qkvflow.report.figures.speed import speed_comparison
-from qkvflow.report.figures.style import DPI, STYLE
+from qkvflow.report.figures.style import save
 from qkvflow.report.figures.training import training_curves
 
 FIGURES: dict[str, Callable[[Report], Figure]] = {
@@ -26,15 +25,8 @@ FIGURES: dict[str, Callable[[Report], Figure]] = {
 def draw(report: Report, directory: Path) -> tuple[Path, ...]:
     """Write every figure twice and return the paths."""
     directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    # The style holds for these figures only: a caller's own matplotlib settings stay as they are.
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
-        for name, function in FIGURES.items():
-            figure = function(report)
-            for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-                path = directory / f"{name}.{ending}"
-                figure.savefig(path, dpi=DPI, metadata=metadata)
-                paths.append(path)
-    return tuple(paths)
+    return tuple(
+        path
+        for name, function in FIGURES.items()
+        for path in save(lambda function=function: function(report), directory / name)
+    )

@@ -1,8 +1,10 @@
 """How printed figures look, and what more than one of them needs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -46,6 +48,20 @@ STYLE: Any = {
     # Labels are what users call their models: a dollar sign is a dollar sign.
     "text.parse_math": False,
 }
+
+
+def save(make: Callable[[], Figure], path: Path) -> tuple[Path, ...]:
+    """Draw a figure in this style and write it as PNG and PDF; `path` has no ending."""
+    # The style holds for this figure only: a caller's own matplotlib settings stay as they are.
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        figure = make()
+        paths = []
+        for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+            paths.append(path.with_name(f"{path.name}.{ending}"))
+            figure.savefig(paths[-1], dpi=DPI, metadata=metadata)
+    return tuple(paths)
 
 
 def sheet(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Any:
