@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from qkvflow.blocks.base import AbstractWeights, is_weights
 from qkvflow.errors import unknown
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, rms
+from qkvflow.fields.mixture import mixture
 
 BASES = ("cosine", "chebyshev", "bspline")
 
@@ -71,7 +72,7 @@ class Basis(AbstractField):
 
     def stack(self, ts: Depths) -> Any:
         phi = basis_functions(self.kind, ts, self.size)
-        return jax.tree.map(lambda c: jnp.tensordot(phi, c, 1), self.coefficients)
+        return jax.tree.map(lambda c: mixture(phi, c), self.coefficients)
 
     def at(self, t: Depth) -> Any:
         return at_one(self, t)

@@ -30,6 +30,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractWeights, Role, is_weights
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, repeat, rms
+from qkvflow.fields.mixture import mixture
 from qkvflow.fields.time import AbstractTimeFeatures, TimeEmbedding, init_time_embedding
 
 SHARE = 0.25
@@ -53,7 +54,8 @@ class Generator(eqx.Module):
         for name, role in self.maps.roles.items():
             if (each := getattr(self.maps, name)) is None:
                 continue
-            value = (e @ each.reshape(each.shape[0], -1)).reshape(-1, *each.shape[1:])
+            # The axes of the weight stay apart, so that they may be divided over devices.
+            value = mixture(e, each)
             if role == "scale":
                 value = 1.0 + value
             elif (offset := getattr(self.offsets, name)) is not None:

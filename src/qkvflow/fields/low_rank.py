@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractWeights, is_weights
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
+from qkvflow.fields.mixture import mixture
 from qkvflow.fields.time import hats
 
 
@@ -32,10 +33,10 @@ class LowRankWeights(eqx.Module):
             if (value := getattr(self.base, name)) is None:
                 continue
             if name in self.factors:
-                down, up = (jnp.tensordot(weights, each, 1) for each in self.factors[name])
+                down, up = (mixture(weights, each) for each in self.factors[name])
                 made[name] = value[None] + down @ up
             else:
-                made[name] = jnp.tensordot(weights, value, 1)
+                made[name] = mixture(weights, value)
         return dataclasses.replace(self.base, **made)
 
 
