@@ -180,7 +180,7 @@ def watched() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        if count() == 1 or isinstance(error, UserError) or not _of_collective(error):
+        if not of_collective(error):
             raise
         gone = missing()
         who = "another process" if not gone else ", ".join(f"process {each}" for each in gone)
@@ -190,7 +190,10 @@ def watched() -> Iterator[None]:
         ) from error
 
 
-def _of_collective(error: Exception) -> bool:
+def of_collective(error: Exception) -> bool:
+    """Whether this came of another process, by the words that JAX's libraries use for it."""
+    if count() == 1 or isinstance(error, UserError):
+        return False
     words = ("gloo", "nccl", "collective", "connection", "coordination", "barrier", "deadline")
     text = str(error).lower()
     return any(word in text for word in words)

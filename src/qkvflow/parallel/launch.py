@@ -47,10 +47,10 @@ def launch(command: Sequence[str], processes: int, *, devices: int | None = None
     try:
         for index in range(processes):
             options = ["--coordinator", address, "--process-id", str(index)]
+            options += ["--num-processes", str(processes)]
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "qkvflow.cli", *command, *options]
-                    + ["--num-processes", str(processes)],
+                    [sys.executable, "-m", "qkvflow.cli", *command, *options],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

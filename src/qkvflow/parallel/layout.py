@@ -48,9 +48,16 @@ class Layout:
         """Arrays of this process, divided as the table says."""
         return jax.device_put(tree, self.shardings(tree))
 
-    def check(self, params: Any, batch_size: int, grad_accum: int = 1) -> None:
-        """Refuse a mesh that does not divide the batch, or none of the model's arrays."""
+    def check(
+        self, params: Any, batch_size: int, grad_accum: int = 1, *, num_heads: int | None = None
+    ) -> None:
+        """Refuse a mesh that does not divide the batch or the heads, or no array of the model."""
         check_batch(self.shape, batch_size, grad_accum)
+        if num_heads is not None and num_heads % self.shape.tensor:
+            raise UserError(
+                f"tensor={self.shape.tensor} does not divide this model's {num_heads} heads; give "
+                "a size that does, or another --model.num_heads"
+            )
         used = axes_in_use(params, self.mesh)
         for axis in ("fsdp", "tensor"):
             size = getattr(self.shape, axis)

@@ -93,6 +93,6 @@ def check_batch(shape: MeshShape, batch_size: int, grad_accum: int = 1) -> None:
         return
     part = f" in {grad_accum} parts" if grad_accum > 1 else ""
     raise UserError(
-        f"a batch of {batch_size}{part} cannot be divided over {shape.rows} devices (mesh {shape}); "
-        f"give a batch size divisible by {shape.rows * grad_accum}, or another --mesh"
+        f"a batch of {batch_size}{part} cannot be divided over {shape.rows} devices (mesh "
+        f"{shape}); give a batch size divisible by {shape.rows * grad_accum}, or another --mesh"
     )
