@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from qkvflow.errors import UserError
+from qkvflow.parallel import hosts
 from qkvflow.training.config import CheckpointConfig
 from qkvflow.training.rundir import CHECKPOINTS, cannot_write
 from qkvflow.training.step import State
@@ -123,7 +124,9 @@ class Checkpoints:
         with contextlib.suppress(Exception):
             self._manager.close()
 
-    def _failed(self, error: Exception) -> UserError:
+    def _failed(self, error: Exception) -> Exception:
+        if hosts.of_collective(error):
+            return error  # Not of the disk: another process is gone.
         text = " ".join(str(error).split()) or type(error).__name__
         why = "No space left on device" if "No space left" in text else text[:200]
         return cannot_write(self._run, why)

@@ -16,12 +16,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from qkvflow.data import EncodedCorpus, Tokenizer
 from qkvflow.data.batches import BatchLoader, fits_on_device
 from qkvflow.lm import LanguageModel
+from qkvflow.parallel import Layout, hosts
 from qkvflow.training.checkpoint import Checkpoints
 from qkvflow.training.config import RunConfig
 from qkvflow.training.evaluate import Evaluation, Evaluator, evaluation_batch
@@ -30,7 +31,7 @@ from qkvflow.training.record import program_bytes
 from qkvflow.training.reporter import Reporter
 from qkvflow.training.rundir import METRICS, SAMPLES, Lines, writing
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, make_chunk, make_host_chunk
+from qkvflow.training.step import State, init_state, make_chunk, make_host_chunk
 from qkvflow.training.track import Tracker
 
 Sample = Callable[[LanguageModel, Tokenizer, int], str]
@@ -88,6 +89,7 @@ class Loop:
     reporter: Reporter
     tracker: Tracker
     sample: Sample | None
+    layout: Layout
     program_bytes: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,18 +97,22 @@ class Loop:
         self._schedule = make_schedule(optim, train.steps)
         self.optimiser = optimiser(optim, self._schedule)
         tokens = self.encoded.train.tokens
-        self._on_device = fits_on_device(len(tokens), tokens.dtype.itemsize)
+        # Several processes read their own rows of every batch.
+        fits = fits_on_device(len(tokens), tokens.dtype.itemsize)
+        self._on_device = fits and hosts.count() == 1
         self._validation = Evaluator(
             self.static,
             self.encoded.validation,
             context=self.config.context,
             batch_size=self.evaluation_batch,
             max_tokens=train.eval_tokens,
+            layout=self.layout,
         )
 
     @property
     def evaluation_batch(self) -> int:
-        return evaluation_batch(self.config.context, self.encoded.tokenizer.vocab_size)
+        vocab_size, parts = self.encoded.tokenizer.vocab_size, self.layout.shape.rows
+        return evaluation_batch(self.config.context, vocab_size, parts)
 
     def run(self, state: State, progress: Progress) -> State:
         """Train from `state` to the end of the budget; returns the last state."""
@@ -114,21 +120,25 @@ class Loop:
             return state
         with signals() as caught:
             with writing(self.directory):
-                self._lines = Lines(self.directory / METRICS)
+                self._lines = Lines(self.directory / METRICS) if hosts.is_first() else None
             dispatch = self._compile(state, progress)
+            signum = 0
             try:
-                while not progress.done:
-                    if caught:
-                        break
-                    state = self._advance(state, progress, dispatch)
-                    self._pause(state, progress)
-                if caught:
+                while not progress.done and not signum:
+                    # Processes stop together, and make as many steps as the first one means to.
+                    said = hosts.share([caught[0] if caught else 0, dispatch.size])
+                    signum, dispatch.size = int(said[:, 0].max()), int(said[0, 1])
+                    if not signum:
+                        state = self._advance(state, progress, dispatch)
+                        self._pause(state, progress)
+                if signum:
                     if progress.step:
                         self.save(state, progress)
                     self.checkpoints.wait()
-                    raise Interrupted(caught[0], progress.step, self.directory)
+                    raise Interrupted(signum, progress.step, self.directory)
             finally:
-                self._lines.close()
+                if self._lines is not None:
+                    self._lines.close()
                 dispatch.close()
         return state
 
@@ -215,8 +225,9 @@ class Loop:
         """Begin to save, unless this very step is saved already."""
         if progress.step in self.checkpoints.steps():
             return
-        with writing(self.directory):
-            self._lines.sync()
+        if self._lines is not None:
+            with writing(self.directory):
+                self._lines.sync()
         best = progress.best_step if self.config.checkpoint.best else None
         host = {**self.fingerprint, "progress": dataclasses.asdict(progress)}
         self.checkpoints.save(state, host, progress.step, best)
@@ -235,28 +246,39 @@ class Loop:
         self._write(line)
         self.reporter.validation(progress.step, evaluation)
         if self.sample is not None:
-            model = eqx.combine(self.params(state), self.static)
-            text = self.sample(model, self.encoded.tokenizer, self.config.train.seed)
-            with (self.directory / SAMPLES).open("a", encoding="utf-8") as file:
-                file.write(f"--- step {progress.step} ---\n{text}\n\n")
-            progress.samples_bytes = (self.directory / SAMPLES).stat().st_size
-            self.reporter.sample(progress.step, text)
-            self.tracker.text("sample", text, progress.step)
+            params = self.layout.gathered(self.params(state))
+            if hosts.is_first():
+                self._sample(self.sample, eqx.combine(params, self.static), progress)
         best = progress.best_loss
         improved = math.isfinite(evaluation.nats) and (best is None or evaluation.nats < best)
         if improved:
             progress.best_loss, progress.best_step = evaluation.nats, progress.step
         return improved
 
+    def _sample(self, sample: Sample, model: LanguageModel, progress: Progress) -> None:
+        text = sample(model, self.encoded.tokenizer, self.config.train.seed)
+        with (self.directory / SAMPLES).open("a", encoding="utf-8") as file:
+            file.write(f"--- step {progress.step} ---\n{text}\n\n")
+        progress.samples_bytes = (self.directory / SAMPLES).stat().st_size
+        self.reporter.sample(progress.step, text)
+        self.tracker.text("sample", text, progress.step)
+
     def _write(self, line: dict[str, Any]) -> None:
-        self._lines.append(line)
-        self.tracker.log(line)
+        if self._lines is not None:
+            self._lines.append(line)
+            self.tracker.log(line)
 
 
 def _mean(losses: list[float]) -> float | None:
     """Of the finite ones: the others had no effect either."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return float(np.mean(finite)) if finite else None
+
+
+def abstract_state(config: RunConfig, params: Any) -> State:
+    """The shapes of a run's state."""
+    schedule = make_schedule(config.optim, config.train.steps)
+    return jax.eval_shape(lambda p: init_state(p, optimiser(config.optim, schedule)), params)
 
 
 class _Dispatch:
@@ -269,12 +291,15 @@ class _Dispatch:
         limit = _MAX_DISPATCH if loop._on_device else _MAX_HOST_DISPATCH
         self._most = min(self._wanted or limit, train.steps)
         self.size = self._most if self._wanted else 1
-        self._seed = jnp.asarray(train.seed, jnp.int32)
+        self._layout = loop.layout
+        self._seed = self._layout.everywhere(np.int32(train.seed))
         options: dict[str, Any] = {
             "max_steps": self._most,
             "batch_size": train.batch_size,
             "grad_accum": train.grad_accum,
             "dropout": shape.dropout > 0 or shape.attention_dropout > 0,
+            "constrain": self._layout.rows,
+            "arrange": self._layout.model,
         }
         tokens = loop.encoded.train.tokens
         self._loader: BatchLoader | None = None
@@ -282,7 +307,7 @@ class _Dispatch:
             chunk = make_chunk(
                 loop.static, loop.optimiser, loop._schedule, context=config.context, **options
             )
-            self._tokens = jnp.asarray(np.asarray(tokens))
+            self._tokens = self._layout.everywhere(tokens)
         else:
             chunk = make_host_chunk(loop.static, loop.optimiser, loop._schedule, **options)
             self._loader = BatchLoader(
@@ -291,28 +316,35 @@ class _Dispatch:
                 batch_size=train.batch_size,
                 context=config.context,
                 first_step=first_step,
+                rows=self._layout.own_rows(train.batch_size),
                 prefetch=2 * self._most,
             )
-            shape_of = (self._most, train.batch_size, config.context)
-            self._buffers = (np.zeros(shape_of, np.int32), np.zeros(shape_of, np.int32))
-        self._chunk = jax.jit(chunk, donate_argnums=0)
+        self._batch_size, self._context = train.batch_size, config.context
+        self._chunk = chunk
 
     def compile(self, state: State) -> None:
-        data = self._tokens if self._loader is None else self._buffers
-        count = jnp.asarray(1, jnp.int32)
-        self.compiled = self._chunk.lower(state, self._seed, data, count).compile()
+        program = jax.jit(
+            self._chunk,
+            donate_argnums=0,
+            out_shardings=(self._layout.shardings(state), self._layout.whole),
+        )
+        self.compiled = program.lower(state, self._seed, *self._data(0)).compile()
 
     def __call__(self, state: State, count: int) -> tuple[State, Any]:
-        data: Any = self._tokens if self._loader is None else self._load(count)
-        state, metrics = self.compiled(state, self._seed, data, jnp.asarray(count, jnp.int32))
+        state, metrics = self.compiled(state, self._seed, *self._data(count))
         return state, jax.device_get(metrics)
 
-    def _load(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        assert self._loader is not None
+    def _data(self, count: int) -> tuple[Any, Array]:
+        """The tokens, or the next `count` batches of them; and `count`."""
+        number = self._layout.everywhere(np.int32(count))
+        if self._loader is None:
+            return self._tokens, number
+        rows = self._layout.own_rows(self._batch_size)
+        shape = (self._most, rows.stop - rows.start, self._context)
+        both = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         for index in range(count):
-            inputs, targets = next(self._loader)
-            self._buffers[0][index], self._buffers[1][index] = inputs, targets
-        return self._buffers
+            both[0][index], both[1][index] = next(self._loader)
+        return tuple(self._layout.assemble(each, self._batch_size) for each in both), number
 
     def learn(self, seconds_per_step: float) -> None:
         if self._wanted is None:

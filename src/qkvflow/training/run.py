@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +29,21 @@ from qkvflow.data import (
 from qkvflow.data.encode import encode_split
 from qkvflow.errors import UserError, unknown
 from qkvflow.lm import LanguageModel
+from qkvflow.parallel import Layout, check_batch, hosts, make_layout, one_device
 from qkvflow.paths import cache_dir
 from qkvflow.training import rundir
 from qkvflow.training.checkpoint import Checkpoints
 from qkvflow.training.config import RunConfig, make_config
 from qkvflow.training.config_files import read_yaml, write_yaml
-from qkvflow.training.evaluate import Evaluator
+from qkvflow.training.ending import finish, write_record
 from qkvflow.training.figure import draw_losses
-from qkvflow.training.loop import Diverged, Loop, Progress, Sample
-from qkvflow.training.optim import evaluation_params, optimiser
-from qkvflow.training.record import make_record, now
+from qkvflow.training.loop import Diverged, Loop, Progress, Sample, abstract_state
+from qkvflow.training.optim import evaluation_params
+from qkvflow.training.record import now
 from qkvflow.training.reporter import Reporter, Silent
-from qkvflow.training.resume_rules import check_config, check_data, check_devices
-from qkvflow.training.schedule import make_schedule
+from qkvflow.training.resume_rules import check_config, check_data, check_mesh
 from qkvflow.training.step import Seed, State, init_state, model_key, split_model
-from qkvflow.training.track import make_tracker
+from qkvflow.training.track import NoTracker, make_tracker
 from qkvflow.zoo import abstract, build_config
 
 
@@ -54,24 +54,38 @@ def train(
     sample: Sample | None = None,
     reporter: Reporter | None = None,
     label: str | None = None,
+    mesh: str | None = None,
 ) -> dict[str, Any]:
     """Train a model in a fresh run directory; returns the content of its `record.json`.
 
-    `sample(model, tokenizer, seed)` makes the text shown at evaluations. A user's mistake is a
-    `UserError`; a signal ends in `Interrupted`, a loss that stays non-finite in `Diverged`.
+    `sample(model, tokenizer, seed)` makes the text shown at evaluations. `mesh` says how devices
+    are used, as `data=4,fsdp=2`; all are on `data` without it. A user's mistake is a `UserError`;
+    a signal ends in `Interrupted`, a loss that stays non-finite in `Diverged`.
     """
     use_compilation_cache()
     directory = Path(out)
     abstract(config.model.config, vocab_size=2)  # Impossible shapes are refused before any work.
-    if (directory / rundir.CONFIG).exists():
-        rundir.create(directory)  # Refuses, before the corpus is read.
-    encoded = load_data(config)
-    rundir.create(directory)
-    with rundir.locked(directory):
-        with rundir.writing(directory, resumable=False):
-            encoded.tokenizer.save(directory)
-            rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
-        return _run(config, directory, encoded, sample, reporter or Silent(), label, [])
+    layout = make_layout(mesh)
+    check_batch(layout.shape, config.train.batch_size, config.train.grad_accum)
+
+    def refuse() -> None:
+        if (directory / rundir.CONFIG).exists():
+            rundir.create(directory)  # Refuses, before the corpus is read.
+
+    hosts.first(refuse)
+    encoded = _load_everywhere(config)
+    _check_layout(layout, config, encoded)
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            rundir.create(directory)
+            stack.enter_context(rundir.locked(directory))
+            with rundir.writing(directory, resumable=False):
+                encoded.tokenizer.save(directory)
+                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+
+        hosts.first(begin)
+        return _run(config, directory, encoded, sample, reporter or Silent(), label, [], layout)
 
 
 def resume(
@@ -81,13 +95,16 @@ def resume(
     extend: bool = False,
     sample: Sample | None = None,
     reporter: Reporter | None = None,
+    mesh: str | None = None,
 ) -> dict[str, Any]:
     """Continue a run from its last checkpoint, to what it would have been uninterrupted.
 
     `overrides` may change what does not change the computation; `extend` allows more steps under
-    a schedule that depends on their number.
+    a schedule that depends on their number. Devices, processes and `mesh` may be others than they
+    were; sums may then round differently.
     """
     use_compilation_cache()
+    layout = make_layout(mesh)
     directory = Path(directory)
     written = read_run_config(directory)
     config = make_config(written, overrides or {})
@@ -95,13 +112,19 @@ def resume(
     if finished and finished["status"] == "finished" and config == make_config(written):
         (reporter or Silent()).note(f"{directory} is finished; nothing to do")
         return finished
-    with rundir.locked(directory):
-        encoded = load_data(config)
+    with ExitStack() as stack:
+        hosts.first(lambda: stack.enter_context(rundir.locked(directory)))
+        encoded = _load_everywhere(config)
+        _check_layout(layout, config, encoded)
         label = (finished or {}).get("label")
-        notes = _check(config, written, directory, encoded, extend)
-        with rundir.writing(directory):
-            rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
-        return _run(config, directory, encoded, sample, reporter or Silent(), label, notes)
+        notes = _check(config, written, directory, encoded, extend, layout)
+
+        def begin() -> None:
+            with rundir.writing(directory):
+                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+
+        hosts.first(begin)
+        return _run(config, directory, encoded, sample, reporter or Silent(), label, notes, layout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,16 +138,22 @@ class Trained:
     """The step its weights are of, for a run directory."""
 
 
-def load_run(directory: str | Path, *, step: int | str = "best") -> Trained:
-    """The model of a run directory: at its best checkpoint, its `last`, or one of a number."""
+def load_run(
+    directory: str | Path, *, step: int | str = "best", layout: Layout | None = None
+) -> Trained:
+    """The model of a run directory: at its best checkpoint, its `last`, or one of a number.
+
+    It is on one device, or divided as `layout` says.
+    """
     directory = Path(directory)
     config = make_config(read_run_config(directory))
     tokenizer = load_tokenizer(directory / rundir.TOKENIZER)
     checkpoints = Checkpoints(directory, read_only=True)
     try:
-        chosen, host = _choose(directory, checkpoints, step)
+        chosen, _ = _choose(directory, checkpoints, step)
         params, static = abstract_model(config, tokenizer.vocab_size)
-        state = checkpoints.restore(chosen, _abstract_state(config, params, host))
+        like = (layout or one_device()).like(abstract_state(config, params))
+        state = checkpoints.restore(chosen, like)
     finally:
         checkpoints.close()
     chosen_params = evaluation_params(config.optim, state.opt_state, state.params)
@@ -139,6 +168,21 @@ def load_data(config: RunConfig) -> EncodedCorpus:
     encoded = encode_corpus(corpus, get_tokenizer(data.tokenizer, corpus), progress=True)
     require_context(encoded, config.context)
     return encoded
+
+
+def _load_everywhere(config: RunConfig) -> EncodedCorpus:
+    """The same corpus in every process: encoded by the first, read by the others."""
+    encoded = hosts.first_then_all(lambda: load_data(config))
+    hosts.require_same("the configuration", repr(sorted(config.to_dict()["train"].items())))
+    hosts.require_same("the text", f"{encoded.corpus.sha256} {encoded.tokenizer.identity}")
+    return encoded
+
+
+def _check_layout(layout: Layout, config: RunConfig, encoded: EncodedCorpus) -> None:
+    train, shape = config.train, config.model.config
+    params = abstract_model(config, encoded.tokenizer.vocab_size)[0]
+    heads = shape.num_heads if "attention" in shape.block else None
+    layout.check(params, train.batch_size, train.grad_accum, num_heads=heads)
 
 
 def load_split(
@@ -197,11 +241,6 @@ def abstract_model(config: RunConfig, vocab_size: int) -> tuple[Any, Any]:
     return eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
 
 
-def _abstract_state(config: RunConfig, params: Any, host: dict[str, Any]) -> State:
-    schedule = make_schedule(config.optim, config.train.steps)
-    return jax.eval_shape(lambda p: init_state(p, optimiser(config.optim, schedule)), params)
-
-
 def _choose(
     directory: Path, checkpoints: Checkpoints, step: int | str
 ) -> tuple[int, dict[str, Any]]:
@@ -224,6 +263,7 @@ def _check(
     directory: Path,
     encoded: EncodedCorpus,
     extend: bool,
+    layout: Layout,
 ) -> list[str]:
     """Against the last checkpoint, or, before the first, against the configuration alone."""
     checkpoints = Checkpoints(directory, read_only=True)
@@ -236,7 +276,7 @@ def _check(
         checkpoints.close()
     notes = check_config(host["config"], config, step=steps[-1], extend=extend)
     check_data(host["data"], encoded.describe(), encoded.tokenizer.identity)
-    return notes + check_devices(host["devices"], jax.device_count())
+    return notes + check_mesh(host.get("mesh"), str(layout.shape))
 
 
 def _run(
@@ -247,41 +287,56 @@ def _run(
     reporter: Reporter,
     label: str | None,
     notes: list[str],
+    layout: Layout,
 ) -> dict[str, Any]:
+    reporter = reporter if hosts.is_first() else Silent()
     data = {
         "sha256": encoded.corpus.sha256,
         "tokenizer_identity": encoded.tokenizer.identity,
     }
-    fingerprint = {"config": config.to_dict(), "data": data, "devices": jax.device_count()}
+    fingerprint = {"config": config.to_dict(), "data": data, "mesh": str(layout.shape)}
     with _opened(directory, config) as (checkpoints, tracker):
         params, static = abstract_model(config, encoded.tokenizer.vocab_size)
         loop = Loop(
-            config, directory, static, encoded, checkpoints, fingerprint, reporter, tracker, sample
+            config,
+            directory,
+            static,
+            encoded,
+            checkpoints,
+            fingerprint,
+            reporter,
+            tracker,
+            sample,
+            layout,
         )
         state, progress = _begin(loop, params)
         progress.label = label or progress.label or config.model.name
         progress.started = progress.started or now()
-        with rundir.writing(directory):
-            rundir.cut_back(directory, progress.step, progress.samples_bytes)
+
+        def cut_back() -> None:
+            with rundir.writing(directory):
+                rundir.cut_back(directory, progress.step, progress.samples_bytes)
+
+        hosts.first(cut_back)
         checkpoints.check_room(state)
         lines = [*notes, *_describe(loop, params, progress)]
         reporter.start(first_step=progress.step, steps=config.train.steps, lines=lines)
         try:
             state = loop.run(state, progress)
-            record = _finish(loop, state, params, progress)
+            record = finish(loop, state, params, progress)
         except Diverged as error:
-            _write_record(loop, params, progress, error=str(error))
+            write_record(loop, params, progress, error=str(error))
             raise
         finally:
             reporter.stop()
-    if (problem := draw_losses(directory)) is not None:
+    if hosts.is_first() and (problem := draw_losses(directory)) is not None:
         reporter.note(problem)
     return record
 
 
 @contextmanager
 def _opened(directory: Path, config: RunConfig) -> Iterator[tuple[Checkpoints, Any]]:
-    tracker = make_tracker(directory, config)
+    tracker = make_tracker(directory, config) if hosts.is_first() else NoTracker()
     try:
         checkpoints = Checkpoints(directory, config.checkpoint)
         try:
@@ -297,13 +352,15 @@ def _begin(loop: Loop, params: Any) -> tuple[State, Progress]:
     steps = loop.checkpoints.steps()
     if steps:
         host = loop.checkpoints.restore_host(steps[-1])
-        like = _abstract_state(loop.config, params, host)
+        like = loop.layout.like(abstract_state(loop.config, params))
         progress = Progress(**host["progress"])
         # A run that had reached its end goes on when it was given more steps.
         progress.done = progress.done and progress.step >= loop.config.train.steps
         return loop.checkpoints.restore(steps[-1], like), progress
-    init = jax.jit(initial_params(loop.config, loop.encoded.tokenizer.vocab_size))
-    return init_state(init(np.int32(loop.config.train.seed)), loop.optimiser), Progress()
+    fresh = initial_params(loop.config, loop.encoded.tokenizer.vocab_size)
+    divided = loop.layout.shardings(abstract_state(loop.config, params))
+    init = jax.jit(lambda seed: init_state(fresh(seed), loop.optimiser), out_shardings=divided)
+    return init(np.int32(loop.config.train.seed)), Progress()
 
 
 def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:
@@ -317,78 +374,11 @@ def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:
     ]
     if encoded.corpus.floor is not None:
         lines.append(f"the entropy rate of this source is {encoded.corpus.floor:.4f} nats/token")
+    if loop.layout.shape.size > 1:
+        lines.append(
+            f"{loop.layout.shape.size} devices ({loop.layout.shape}) of {hosts.count()} process"
+            f"{'es' if hosts.count() > 1 else ''}"
+        )
     if progress.step:
         lines.append(f"resuming at step {progress.step}")
     return lines
-
-
-def _finish(loop: Loop, state: State, params: Any, progress: Progress) -> dict[str, Any]:
-    """Whole-split losses at the selected checkpoint, and the record."""
-    selected, final = progress.step, state
-    wanted = progress.best_step if loop.config.checkpoint.best else None
-    loop.checkpoints.wait()
-    if wanted is not None and wanted != progress.step:
-        if wanted in loop.checkpoints.steps():
-            like = _abstract_state(loop.config, params, {})
-            selected, final = wanted, loop.checkpoints.restore(wanted, like)
-        else:
-            loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
-    chosen = loop.params(final)
-    evaluations = {}
-    for name in ("validation", "test"):
-        split = getattr(loop.encoded, name)
-        if len(split) < 2:
-            evaluations[name] = None
-            continue
-        evaluations[name] = Evaluator(
-            loop.static,
-            split,
-            context=loop.config.context,
-            batch_size=loop.evaluation_batch,
-        )(chosen)
-    return _write_record(loop, params, progress, selected_step=selected, **evaluations)
-
-
-def _write_record(
-    loop: Loop,
-    params: Any,
-    progress: Progress,
-    *,
-    error: str | None = None,
-    selected_step: int | None = None,
-    validation: Any = None,
-    test: Any = None,
-) -> dict[str, Any]:
-    record = make_record(
-        loop.config,
-        eqx.combine(params, loop.static),
-        loop.encoded,
-        label=progress.label or loop.config.model.name,
-        error=error,
-        steps=progress.step,
-        skipped=progress.skipped,
-        seconds=progress.seconds,
-        compile_seconds=progress.compile_seconds,
-        program_bytes=loop.program_bytes,
-        train_loss=_train_loss(loop.directory, progress.step),
-        validation=validation,
-        test=test,
-        selected_step=selected_step,
-        started=progress.started or now(),
-    )
-    with rundir.writing(loop.directory):
-        rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
-    return record
-
-
-def _train_loss(directory: Path, steps: int) -> float | None:
-    """The mean of the lines of the last tenth of training."""
-    lines = [
-        line
-        for line in rundir.read_lines(directory / rundir.METRICS)
-        if line.get("kind") == "train" and line.get("loss") is not None
-    ]
-    last = [line["loss"] for line in lines if line["step"] > 0.9 * steps] or [
-        line["loss"] for line in lines[-1:]
-    ]
-    return float(np.mean(last)) if last else None
