@@ -83,7 +83,7 @@ def check_data(saved: dict[str, Any], described: dict[str, Any], identity: str) 
         )
 
 
-def check_devices(saved: int, now: int) -> list[str]:
-    if saved == now:
+def check_mesh(saved: str | None, now: str) -> list[str]:
+    if saved in (now, None):
         return []
-    return [f"{now} devices instead of {saved}: sums may round differently in their last bits"]
+    return [f"mesh {now} instead of {saved}: sums may round differently in their last bits"]
