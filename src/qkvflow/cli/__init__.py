@@ -15,8 +15,10 @@ from qkvflow.errors import UserError, unknown
 VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
     "compare": "compare models over several seeds: statistics, figures and a report",
+    "plan": "what a training run needs, and where it fits, without running it",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
+    "launch": "train, resume or eval by several processes on this machine",
     "eval": "the loss of a trained model on a whole split",
     "sweep-depth": "loss and cost of a trained model at other depths and with other solvers",
     "generate": "text from a trained model, as it is produced",
@@ -84,7 +86,14 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     module = importlib.import_module(f"qkvflow.cli.{verb.replace('-', '_')}")
     parser = Parser(prog=f"qkvflow {verb}", description=VERBS[verb], allow_abbrev=False)
     module.configure(parser)
-    return module.run(parser.parse_args(argv)) or 0
+    return module.run(parser.parse_args([_underscored(each) for each in argv])) or 0
+
+
+def _underscored(word: str) -> str:
+    """`--train.depth-jitter` as `--train.depth_jitter`: fields of a configuration take both."""
+    name, equals, value = word.partition("=")
+    is_field = name.startswith("--") and "." in name and " " not in name
+    return f"--{name[2:].replace('-', '_')}{equals}{value}" if is_field else word
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from qkvflow.data.batches import fits_on_device
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel
 from qkvflow.training.config import RunConfig
+from qkvflow.training.depth import make_objective
 from qkvflow.training.evaluate import (
     Evaluation,
     evaluation_batch,
@@ -139,6 +140,7 @@ class Ensemble:
             context=config.context,
             grad_accum=train.grad_accum,
             dropout=shape.dropout > 0 or shape.attention_dropout > 0,
+            objective=make_objective(train, shape.scheme),
         )
         return chunk(state, seed, tokens, count)
 

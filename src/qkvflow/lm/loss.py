@@ -3,20 +3,20 @@
     loss_k = log sum_v exp(logits_kv) - logits_k,target
 
 With a vocabulary of 50,257 the logits are by far the largest array of a training step: 1 GB for
-five thousand tokens, and their gradient as much again. Beyond `MAX_LOGITS` they are therefore made,
-used and dropped in pieces along the sequence, forward, and piece by piece once more backward:
-the head's product is computed twice. Every piece has tokens of every sequence, so that sequences
-spread over devices stay where they are.
+five thousand tokens, and their gradient as much again. Beyond the model's `max_logits` they are
+therefore made, used and dropped in pieces along the sequence, forward, and piece by piece once
+more backward: the head's product is computed twice. Every piece has tokens of every sequence, so
+that sequences spread over devices stay where they are.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.lm.model import LanguageModel
-
-MAX_LOGITS = 1 << 24
-"""Logits that may exist at once: 64 MiB of them."""
 
 
 def loss(
@@ -26,10 +26,9 @@ def loss(
     *,
     mask: Float[Array, "*batch seq"] | None = None,
     key: PRNGKeyArray | None = None,
-    max_logits: int = MAX_LOGITS,
 ) -> Float[Array, ""]:
     """Mean cross-entropy in nats per token (over the tokens that `mask` keeps)."""
-    each = token_losses(model, tokens, targets, key=key, max_logits=max_logits)
+    each = token_losses(model, tokens, targets, key=key)
     if mask is None:
         return jnp.mean(each)
     return jnp.sum(each * mask) / jnp.sum(mask)
@@ -41,44 +40,92 @@ def token_losses(
     targets: Int[Array, "*batch seq"],
     *,
     key: PRNGKeyArray | None = None,
-    max_logits: int = MAX_LOGITS,
+    edges: Float[Array, " edges"] | None = None,
 ) -> Float[Array, "*batch seq"]:
-    """Cross-entropy of every token in nats, in pieces of at most about `max_logits` logits."""
-    x = model.integrate(tokens, key=key).x
-    h = model.norm.at(1.0)(x)
-    seq = tokens.shape[-1]
-    batch = tokens.size // seq
-    pieces = num_pieces(batch, seq, model.vocab_size, max_logits)
+    """Cross-entropy of every token in nats, in pieces where there would be too many logits."""
+    h = _last_states(model, tokens, key, edges)
+
+    def entropies(h: Array, targets: Array) -> Array:
+        return _cross_entropy(model.project(h), targets)
+
+    return _by_pieces(
+        entropies, tokens.shape, model.vocab_size, model.max_logits, h, targets.reshape(-1)
+    )
+
+
+def token_losses_and_gaps(
+    model: LanguageModel,
+    finer: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    key: PRNGKeyArray | None = None,
+    edges: Float[Array, " edges"] | None = None,
+) -> tuple[Float[Array, "*batch seq"], Float[Array, "*batch seq"]]:
+    """As `token_losses`, and how far `finer`, the same model at more steps, is from it:
+    KL(p || p_finer) of the two predictions at every token, in nats."""
+    h, fine = _last_states(model, tokens, key, edges), _last_states(finer, tokens, key, None)
+
+    def both(h: Array, fine: Array, targets: Array) -> tuple[Array, Array]:
+        logits = model.project(h)
+        here, there = jax.nn.log_softmax(logits), jax.nn.log_softmax(finer.project(fine))
+        gaps = jnp.sum(jnp.exp(here) * (here - there), axis=-1)
+        return _cross_entropy(logits, targets), gaps
+
+    return _by_pieces(
+        both, tokens.shape, model.vocab_size, model.max_logits // 2, h, fine, targets.reshape(-1)
+    )
+
+
+def _last_states(
+    model: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    key: PRNGKeyArray | None,
+    edges: Float[Array, " edges"] | None,
+) -> Float[Array, "rows d_model"]:
+    return model.norm.at(1.0)(model.integrate(tokens, key=key, edges=edges).x)
+
+
+def _by_pieces(
+    function: Callable[..., Any],
+    shape: tuple[int, ...],
+    vocab_size: int,
+    max_logits: int,
+    *arrays: Array,
+) -> Any:
+    """`function(*arrays)`, rows to rows, a piece along the sequence at a time; in `shape`."""
+    seq = shape[-1]
+    batch = arrays[0].shape[0] // seq
+    pieces = num_pieces(batch, seq, vocab_size, max_logits)
     if pieces == 1:
-        return _cross_entropy(model, h, targets.reshape(-1)).reshape(targets.shape)
+        return jax.tree.map(lambda rows: rows.reshape(shape), function(*arrays))
 
     length = -(-seq // pieces)
     padding = ((0, 0), (0, pieces * length - seq))
 
-    def cut(rows: Array, *width: int) -> Array:
+    def cut(rows: Array) -> Array:
         """`rows` as pieces of `length` tokens of every sequence."""
+        width = rows.shape[1:]
         padded = jnp.pad(rows.reshape(batch, seq, *width), (*padding, *((0, 0),) * len(width)))
         each = jnp.moveaxis(padded.reshape(batch, pieces, length, *width), 1, 0)
         return each.reshape(pieces, batch * length, *width)
 
-    @jax.checkpoint
-    def piece(h: Array, targets: Array) -> Array:
-        return _cross_entropy(model, h, targets)
+    def join(made: Array) -> Array:
+        whole = jnp.moveaxis(made.reshape(pieces, batch, length), 0, 1).reshape(batch, -1)
+        return whole[:, :seq].reshape(shape)
 
-    made = jax.lax.map(lambda each: piece(*each), (cut(h, h.shape[-1]), cut(targets)))
-    whole = jnp.moveaxis(made.reshape(pieces, batch, length), 0, 1).reshape(batch, -1)
-    return whole[:, :seq].reshape(targets.shape)
+    piece = jax.checkpoint(lambda each: function(*each))
+    return jax.tree.map(join, jax.lax.map(piece, tuple(map(cut, arrays))))
 
 
-def num_pieces(batch: int, seq: int, vocab_size: int, max_logits: int = MAX_LOGITS) -> int:
+def num_pieces(batch: int, seq: int, vocab_size: int, max_logits: int) -> int:
     """How many pieces along the sequence keep to `max_logits`, one token being the smallest."""
     length = max(1, min(seq, max_logits // (batch * vocab_size)))
     return -(-seq // length)
 
 
 def _cross_entropy(
-    model: LanguageModel, h: Float[Array, "rows d_model"], targets: Int[Array, " rows"]
+    logits: Float[Array, "rows vocab"], targets: Int[Array, " rows"]
 ) -> Float[Array, " rows"]:
-    logits = model.project(h)
     picked = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
     return jax.nn.logsumexp(logits, axis=-1) - picked

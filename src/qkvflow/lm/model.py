@@ -19,6 +19,9 @@ from qkvflow.fields.tabulated import tabulate
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
 from qkvflow.schemes.base import Cached, Plain, Solution
 
+MAX_LOGITS = 1 << 26
+"""A quarter of a gigabyte."""
+
 
 class LanguageModel(eqx.Module):
     embedding: Float[Array, "vocab d_model"]
@@ -36,6 +39,8 @@ class LanguageModel(eqx.Module):
     dropout: float = eqx.field(static=True, default=0.0)
     remat: str = eqx.field(static=True, default="none")
     compute_dtype: str = eqx.field(static=True, default="float32")
+    max_logits: int = eqx.field(static=True, default=MAX_LOGITS)
+    """Logits that a loss may hold at once."""
 
     @property
     def vocab_size(self) -> int:
@@ -58,8 +63,12 @@ class LanguageModel(eqx.Module):
         *,
         key: PRNGKeyArray | None = None,
         save: bool = False,
+        edges: Float[Array, " edges"] | None = None,
     ) -> Solution:
-        """The depth flow of the tokens' states, as rows, with the work it took."""
+        """The depth flow of the tokens' states, as rows, with the work it took.
+
+        `edges` are the depths where steps begin and end, if not those of the grid.
+        """
         rows = _rows(tokens)
         key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
         steps = None if key_steps is None else jax.random.split(key_steps, self.num_steps)
@@ -73,6 +82,7 @@ class LanguageModel(eqx.Module):
             prepare=self._prepare,
             remat=self.remat,
             save=save,
+            edges=edges,
         )
 
     def trajectory(

@@ -6,7 +6,7 @@ from qkvflow.errors import UserError, unknown
 from qkvflow.schemes.adaptive import Adaptive
 from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme
 from qkvflow.schemes.euler import Parallel, Sequential
-from qkvflow.schemes.grid import grid, stage_times
+from qkvflow.schemes.grid import grid, shifted_edges, stage_times
 from qkvflow.schemes.remat import REMATS
 from qkvflow.schemes.runge_kutta import RK4, Heun, Midpoint
 from qkvflow.schemes.strang import Strang
@@ -70,5 +70,6 @@ __all__ = [
     "default_horizon",
     "grid",
     "make_scheme",
+    "shifted_edges",
     "stage_times",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import Block
 from qkvflow.errors import UserError, unknown
@@ -67,7 +68,10 @@ class Adaptive(AbstractScheme):
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
+        edges: Float[Array, " edges"] | None = None,
     ) -> Solution:
+        if edges is not None:
+            raise UserError("an adaptive scheme finds its own steps; leave the random grid out")
         solver = _solver(self.solver)
         import diffrax
 

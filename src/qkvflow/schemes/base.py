@@ -24,6 +24,8 @@ from qkvflow.schemes.grid import stage_times
 from qkvflow.schemes.remat import scan
 
 State = Float[Array, "rows d_model"]
+Size = float | Float[Array, ""]
+"""Of a step: T / N, or what a grid that is drawn gives."""
 
 
 @runtime_checkable
@@ -117,13 +119,15 @@ class AbstractScheme(eqx.Module):
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
+        edges: Float[Array, " edges"] | None = None,
     ) -> Solution:
         """Carry x from t = 0 to t = 1.
 
         `evaluation` makes each step's `Evaluation` from that step's slice of `per_step` (keys,
         caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
         says what the backward pass computes again instead of keeping (see `schemes.remat`).
-        `save` keeps the state before the first and after every step.
+        `save` keeps the state before the first and after every step. `edges` are the N + 1
+        depths where steps begin and end, if they are not to be equally long.
         """
 
 
@@ -134,7 +138,7 @@ class AbstractStepScheme(AbstractScheme):
     """Where in a step weights are needed, as fractions of it."""
 
     @abc.abstractmethod
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         """One step of `size` from x, with the blocks at the stages."""
 
     @abc.abstractmethod
@@ -153,18 +157,24 @@ class AbstractStepScheme(AbstractScheme):
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
+        edges: Float[Array, " edges"] | None = None,
     ) -> Solution:
-        size = horizon / num_steps
-        blocks = tuple(prepare(field.stack(ts)) for ts in stage_times(num_steps, self.stages).T)
+        times, sizes = stage_times(num_steps, self.stages), None
+        if edges is not None:
+            lengths = jnp.diff(edges)
+            times = edges[:-1, None] + lengths[:, None] * jnp.asarray(self.stages)[None]
+            sizes = horizon * lengths
+        blocks = tuple(prepare(field.stack(ts)) for ts in times.T)
 
         def body(x: State, inputs: Any) -> tuple[State, Any]:
-            blocks, extra = inputs
+            blocks, extra, size = inputs
             evaluate = evaluation(extra)
+            size = horizon / num_steps if size is None else size
             x = self.step(blocks, x, size, evaluate).astype(x.dtype)
             return x, (evaluate.finish(), x if save else None)
 
         end, (left_behind, states) = scan(
-            body, x, (blocks, per_step), num_steps=num_steps, remat=remat
+            body, x, (blocks, per_step, sizes), num_steps=num_steps, remat=remat
         )
         trajectory = jnp.concatenate([x[None], states]) if save else None
         return Solution(end, left_behind, trajectory, num_steps * self.evaluations_per_step())

@@ -12,13 +12,13 @@ matter of the horizon (see `base`), not of the arithmetic.
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, State, total_increment
+from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State, total_increment
 
 
 class Sequential(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         for branch in blocks[0].branches:
             x = x + size * evaluate(branch, x)
         return x
@@ -30,7 +30,7 @@ class Sequential(AbstractStepScheme):
 class Parallel(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         return x + size * total_increment(blocks[0], x, evaluate)
 
     def evaluations_per_step(self) -> int:

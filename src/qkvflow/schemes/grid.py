@@ -8,6 +8,7 @@ Depth runs over t in [0, 1]. A grid of N steps has dt = 1 / N, and step i goes f
 Schemes with several stages evaluate at other fractions c of a step, t = (i + c) / N.
 """
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -23,6 +24,16 @@ def stage_times(
     """t = (i + c) / N for each step i and each fraction c."""
     steps = np.arange(num_steps, dtype=np.float64)[:, None]
     return ((steps + np.asarray(fractions)[None]) / num_steps).astype(np.float32)
+
+
+def shifted_edges(num_steps: int, share: Float[Array, ""]) -> Float[Array, " edges"]:
+    """Where steps begin and end on Tong et al.'s random grid: 0, s dt, (s + 1) dt, ..., 1.
+
+    The first step has the length s dt for a share s in [0, 1], the last one (2 - s) dt, and those
+    between dt. With s = 1 it is the grid proper.
+    """
+    inner = (jnp.arange(num_steps - 1) + share) / num_steps
+    return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
 
 
 def is_grid(ts: Float[Array | np.ndarray, " depth"], num_steps: int) -> bool:

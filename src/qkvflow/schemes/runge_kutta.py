@@ -7,13 +7,13 @@ non-autonomous equation requires. See Hairer, Norsett and Wanner, Solving ODEs I
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, State, total_increment
+from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State, total_increment
 
 
 class Midpoint(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         middle = x + 0.5 * size * total_increment(blocks[0], x, evaluate)
         return x + size * total_increment(blocks[1], middle, evaluate)
 
@@ -24,7 +24,7 @@ class Midpoint(AbstractStepScheme):
 class Heun(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 1.0)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         k1 = total_increment(blocks[0], x, evaluate)
         k2 = total_increment(blocks[1], x + size * k1, evaluate)
         return x + 0.5 * size * (k1 + k2)
@@ -36,7 +36,7 @@ class Heun(AbstractStepScheme):
 class RK4(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5, 1.0)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         k1 = total_increment(blocks[0], x, evaluate)
         k2 = total_increment(blocks[1], x + 0.5 * size * k1, evaluate)
         k3 = total_increment(blocks[1], x + 0.5 * size * k2, evaluate)

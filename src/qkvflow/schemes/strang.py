@@ -9,10 +9,10 @@ rule. Weights are those at the middle of the step.
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block, Branch
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, State
+from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State
 
 
-def _flow(branch: Branch, x: State, size: float, evaluate: Evaluation) -> State:
+def _flow(branch: Branch, x: State, size: Size, evaluate: Evaluation) -> State:
     middle = x + 0.5 * size * evaluate(branch, x)
     return x + size * evaluate(branch, middle)
 
@@ -20,7 +20,7 @@ def _flow(branch: Branch, x: State, size: float, evaluate: Evaluation) -> State:
 class Strang(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.5,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: float, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
         *outer, last = blocks[0].branches
         for branch in outer:
             x = _flow(branch, x, 0.5 * size, evaluate)

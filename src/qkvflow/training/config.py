@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
+from qkvflow.training.depth import make_objective, parse_jitter
 from qkvflow.zoo import ModelConfig, configure, entry, modern
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -67,11 +68,17 @@ class TrainConfig:
     results."""
     max_skipped: int = 10
     """Updates in a row that may be skipped for a non-finite loss or gradient before stopping."""
+    depth_jitter: str = "none"
+    """A random depth grid for every step: offset (a first step of random length, as in Tong et
+    al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: offset+4-8."""
+    consistency: float = 0.0
+    """Weight of the penalty on the distance between predictions at N and at 2N depth steps."""
 
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
         positive += ("log_every", "steps_per_dispatch", "max_skipped")
-        _check(self, "train", positive=positive, at_least_zero=("seed",))
+        _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
+        parse_jitter(self.depth_jitter)
         if self.seed > 0x7FFFFFFF:
             raise UserError(f"train.seed must be below 2^31, not {self.seed}")
         if self.batch_size % self.grad_accum:
@@ -193,6 +200,7 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
         _merge(merged, layer)
     sections = {name: _section(name, kind, merged[name]) for name, kind in SECTIONS.items()}
     config = RunConfig(model=_model(merged["model"]), **sections)
+    make_objective(config.train, config.model.config.scheme)  # Refuses what does not go together.
     return _with_budget(config)
 
 

@@ -25,6 +25,7 @@ from qkvflow.lm import LanguageModel
 from qkvflow.parallel import Layout, hosts
 from qkvflow.training.checkpoint import Checkpoints
 from qkvflow.training.config import RunConfig
+from qkvflow.training.depth import make_objective
 from qkvflow.training.evaluate import Evaluation, Evaluator, evaluation_batch
 from qkvflow.training.optim import evaluation_params, optimiser
 from qkvflow.training.record import program_bytes
@@ -298,6 +299,7 @@ class _Dispatch:
             "batch_size": train.batch_size,
             "grad_accum": train.grad_accum,
             "dropout": shape.dropout > 0 or shape.attention_dropout > 0,
+            "objective": make_objective(train, shape.scheme),
             "constrain": self._layout.rows,
             "arrange": self._layout.model,
         }

@@ -13,6 +13,7 @@ import jax
 from qkvflow.data import EncodedCorpus
 from qkvflow.lm import LanguageModel, count_flops, count_parameters, weights_in_effect
 from qkvflow.training.config import RunConfig
+from qkvflow.training.depth import step_flops
 from qkvflow.training.evaluate import Evaluation
 
 SCHEMA = 1
@@ -34,7 +35,7 @@ def describe_model(config: RunConfig, model: LanguageModel) -> dict[str, Any]:
         "params": {**count_parameters(model)._asdict(), "in_effect": weights_in_effect(model)},
         "flops": {
             "per_token": {"forward": flops.forward, "training": flops.training},
-            "per_step": flops.per_step(config.tokens_per_step),
+            "per_step": step_flops(config.train, model, config.tokens_per_step),
         },
     }
 

@@ -23,6 +23,7 @@ from qkvflow.lm import LanguageModel, loss
 
 _MODEL_KEY = 0x6D6F64
 _DROPOUT_KEY = 0x64726F
+_DEPTH_KEY = 0x646570
 
 Seed = int | Integer[Array, ""]
 
@@ -51,6 +52,9 @@ class Metrics(NamedTuple):
 
 
 Chunk = Callable[..., tuple[State, Metrics]]
+Objective = Callable[..., tuple[Array, Array]]
+"""`objective(model, inputs, targets, key=..., depth_key=...)`: what to minimise, and of it the
+cross-entropy, which is what is reported. See `training.depth` for others than the plain one."""
 Batch = tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]
 
 
@@ -62,6 +66,19 @@ def model_key(seed: Seed) -> Any:
 def dropout_key(seed: Seed, step: Int[Array, ""]) -> Any:
     """The key of one step's dropout."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DROPOUT_KEY), step)
+
+
+def depth_key(seed: Seed, step: Int[Array, ""]) -> Any:
+    """The key of one step's random depth grid."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _DEPTH_KEY), step)
+
+
+def plain(
+    model: LanguageModel, inputs: Array, targets: Array, *, key: Any, depth_key: Any
+) -> tuple[Array, Array]:
+    """Cross-entropy on the model's own grid."""
+    value = loss(model, inputs, targets, key=key)
+    return value, value
 
 
 def split_model(model: LanguageModel) -> tuple[Any, Any]:
@@ -87,6 +104,7 @@ def make_chunk(
     dropout: bool = False,
     constrain: Callable[[Array], Array] = lambda windows: windows,
     arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+    objective: Objective = plain,
 ) -> Chunk:
     """`chunk(state, seed, tokens, count)`: `count <= max_steps` steps on windows of `tokens`.
 
@@ -94,7 +112,7 @@ def make_chunk(
     `constrain` is applied to the windows of a (micro-)batch and `arrange` to the model, to divide
     them over devices (see `qkvflow.parallel`).
     """
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange)
+    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange, objective)
 
     def chunk(
         state: State, seed: Seed, tokens: Integer[Array, " tokens"], count: Int[Array, ""]
@@ -119,10 +137,11 @@ def make_host_chunk(
     dropout: bool = False,
     constrain: Callable[[Array], Array] = lambda windows: windows,
     arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+    objective: Objective = plain,
 ) -> Chunk:
     """`chunk(state, seed, (inputs, targets), count)`: the same steps on batches from the host,
     `max_steps batch seq` each, for corpora that do not fit on the device."""
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange)
+    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange, objective)
 
     def chunk(
         state: State, seed: Seed, batches: tuple[Array, Array], count: Int[Array, ""]
@@ -145,27 +164,32 @@ def _gradient(
     dropout: bool,
     constrain: Callable[[Array], Array],
     arrange: Callable[[LanguageModel], LanguageModel],
+    objective: Objective,
 ) -> Callable[..., tuple[Array, Any]]:
-    """Loss and gradient of a batch, in `grad_accum` parts."""
+    """Cross-entropy of a batch and gradient of the objective, in `grad_accum` parts."""
 
-    def part(params: Any, inputs: Array, targets: Array, key: Any) -> tuple[Array, Any]:
-        def objective(params: Any) -> Array:
+    def part(params: Any, inputs: Array, targets: Array, key: Any, depth: Any) -> tuple[Array, Any]:
+        def value(params: Any) -> tuple[Array, Array]:
             model = arrange(eqx.combine(params, static))
-            return loss(model, constrain(inputs), constrain(targets), key=key)
+            batch = constrain(inputs), constrain(targets)
+            return objective(model, *batch, key=key, depth_key=depth)
 
-        return jax.value_and_grad(objective)(params)
+        (_, entropy), gradient = jax.value_and_grad(value, has_aux=True)(params)
+        return entropy, gradient
 
     def whole(params: Any, batch: Batch, seed: Seed, step: Array) -> tuple[Array, Any]:
         key = dropout_key(seed, step) if dropout else None
+        # All parts of a batch take the same grid: a batch is one step, however it is computed.
+        depth = depth_key(seed, step)
         if grad_accum == 1:
-            return part(params, *batch, key)
+            return part(params, *batch, key, depth)
         split = [x.reshape(grad_accum, batch_size // grad_accum, -1) for x in batch]
         keys = jnp.arange(grad_accum)
 
         def add(total: Any, each: Any) -> tuple[Any, None]:
             inputs, targets, index = each
             inner = None if key is None else jax.random.fold_in(key, index)
-            made = part(params, inputs, targets, inner)
+            made = part(params, inputs, targets, inner, depth)
             return jax.tree.map(lambda a, b: a + b / grad_accum, total, made), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
