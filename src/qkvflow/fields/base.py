@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 Depth = float | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
 Depths = Float[np.ndarray, " depth"] | Float[Array, " depth"]
@@ -34,7 +34,7 @@ def at_one(field: AbstractField, t: Depth) -> Any:
     return take(field.stack(jnp.asarray(t, jnp.float32)[None]), 0)
 
 
-def take(blocks: Any, index: int) -> Any:
+def take(blocks: Any, index: int | Int[Array, ""]) -> Any:
     """One block of a stack."""
     return jax.tree.map(lambda leaf: leaf[index], blocks)
 

@@ -1,0 +1,61 @@
+"""The depth flow of a model as a map from one step to the next.
+
+    x_{i+1} = Phi_i(x_i),  i = 0 .. N-1,   a discretisation of dx/dt = T f(x, t)
+
+with the hidden states of a whole sequence as one x: tokens act on each other, so it is one system.
+"""
+
+import dataclasses
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from qkvflow.blocks.base import Block, Rows
+from qkvflow.errors import UserError
+from qkvflow.fields.base import take
+from qkvflow.lm import LanguageModel
+from qkvflow.schemes import RK4, AbstractStepScheme, stage_times
+from qkvflow.schemes.base import Plain, State
+
+
+def in_steps(model: LanguageModel) -> LanguageModel:
+    """The model as it is analysed: in float32, by steps whose maps can be differentiated.
+
+    A scheme that chooses its own steps follows the flow itself; RK4 on the model's grid stands for
+    it.
+    """
+    return dataclasses.replace(
+        model,
+        scheme=model.scheme if isinstance(model.scheme, AbstractStepScheme) else RK4(),
+        compute_dtype="float32",
+    )
+
+
+class DepthFlow(eqx.Module):
+    """Phi, for sequences of one length."""
+
+    blocks: tuple[Block, ...]
+    """For each stage of a step, the blocks of all steps."""
+    scheme: AbstractStepScheme
+    rows: Rows
+    size: float = eqx.field(static=True)
+    num_steps: int = eqx.field(static=True)
+
+    def __call__(self, x: State, step: int | Int[Array, ""]) -> State:
+        blocks = tuple(take(stage, step) for stage in self.blocks)
+        return self.scheme.step(blocks, x, self.size, Plain(self.rows, None))
+
+
+def depth_flow(model: LanguageModel, seq: int, num_steps: int | None = None) -> DepthFlow:
+    scheme, steps = model.scheme, num_steps or model.num_steps
+    if not isinstance(scheme, AbstractStepScheme):
+        raise UserError("an adaptive scheme has no steps of its own; analyse in_steps(model)")
+    blocks = tuple(model.field.stack(ts) for ts in stage_times(steps, scheme.stages).T)
+    return DepthFlow(blocks, scheme, Rows(1, seq), model.horizon / steps, steps)
+
+
+def embedded(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Float[Array, "seq d_model"]:
+    """x_0: where the flow starts."""
+    return model.embed(jnp.asarray(tokens, jnp.int32), Rows(1, len(tokens)))
