@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from qkvflow.cli.evaluation import checkpoint_step, contexts_of, positions_of
+from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.errors import UserError
 
 
@@ -28,9 +29,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    add_parallel_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    return joined(args, lambda: _eval(args))
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from qkvflow.parallel import hosts, make_layout
     from qkvflow.training.export import load
     from qkvflow.training.run import load_split, use_compilation_cache
 
@@ -40,11 +47,12 @@ def run(args: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')} must be positive, not {getattr(args, name)}"
             )
     use_compilation_cache()
-    trained = load(args.dir, step=checkpoint_step(args.checkpoint))
+    layout = make_layout(args.mesh)
+    trained = load(args.dir, step=checkpoint_step(args.checkpoint), layout=layout)
     model = at_depth(trained.model, trained.config.model.config, args)
     split, floor = load_split(trained, args.split, spec=args.data, data_dir=args.data_dir)
     results = [
-        _evaluate(trained, model, split, context, args)
+        _evaluate(trained, model, split, context, args, layout)
         for context in contexts_of(args.context, trained.model.context)
     ]
     answer = {
@@ -57,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         "floor": floor,
         "results": results,
     }
+    if not hosts.is_first():
+        return 0
     if args.json:
         print(json.dumps(answer, indent=1))
     else:
@@ -78,7 +88,7 @@ def at_depth(model: Any, config: Any, args: argparse.Namespace) -> Any:
 
 
 def _evaluate(
-    trained: Any, model: Any, split: Any, context: int, args: argparse.Namespace
+    trained: Any, model: Any, split: Any, context: int, args: argparse.Namespace, layout: Any
 ) -> dict[str, Any]:
     from qkvflow.training import evaluate
 
@@ -89,7 +99,12 @@ def _evaluate(
             file=sys.stderr,
         )
     evaluation = evaluate(
-        model, split, context=context, batch_size=args.batch_size, max_tokens=args.max_tokens
+        model,
+        split,
+        context=context,
+        batch_size=args.batch_size,
+        max_tokens=args.max_tokens,
+        layout=layout,
     )
     return {
         "context": context,

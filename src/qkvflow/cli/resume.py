@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
+from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
-from qkvflow.cli.train import add_output_options, report
+from qkvflow.cli.train import add_output_options, report, resume_hint
 from qkvflow.errors import UserError
 
 
@@ -16,10 +17,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="allow more --steps although the learning rate's schedule depends on their number",
     )
     add_config_options(parser)
+    add_parallel_options(parser)
     add_output_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    return joined(args, lambda: _resume(args), hint=resume_hint(args.dir))
+
+
+def _resume(args: argparse.Namespace) -> int:
     from qkvflow.training import parse_overrides, resume
 
     if any(key == "train.tokens" for key, _ in args.overrides):
@@ -29,6 +35,11 @@ def run(args: argparse.Namespace) -> int:
         args,
         Path(args.dir),
         lambda reporter, sample: resume(
-            args.dir, overrides=overrides, extend=args.extend, sample=sample, reporter=reporter
+            args.dir,
+            overrides=overrides,
+            extend=args.extend,
+            sample=sample,
+            reporter=reporter,
+            mesh=args.mesh,
         ),
     )

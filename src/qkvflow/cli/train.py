@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
 from qkvflow.errors import UserError
 
@@ -15,6 +16,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a YAML file; options go on top of it")
     parser.add_argument("--label", help="how records call this run (default: the model's name)")
     add_config_options(parser)
+    add_parallel_options(parser)
     add_output_options(parser)
 
 
@@ -25,6 +27,14 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    return joined(args, lambda: _train(args), hint=resume_hint(args.out))
+
+
+def resume_hint(directory: str | Path) -> str:
+    return f"; continue with 'qkvflow resume {directory}'"
+
+
+def _train(args: argparse.Namespace) -> int:
     from qkvflow.training import load_config, parse_overrides, train
 
     given = {key for key, _ in args.overrides}
@@ -35,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         args,
         Path(args.out),
         lambda reporter, sample: train(
-            config, args.out, sample=sample, reporter=reporter, label=args.label
+            config, args.out, sample=sample, reporter=reporter, label=args.label, mesh=args.mesh
         ),
     )
 
@@ -44,6 +54,7 @@ def report(
     args: argparse.Namespace, directory: Path, work: Callable[[Any, Any], dict[str, Any]]
 ) -> int:
     """Run `work(reporter, sample)` and say how it ended; returns the exit code."""
+    from qkvflow.parallel import hosts
     from qkvflow.training import Diverged, Interrupted
     from qkvflow.training.reporter import Plain, Rich, Silent
     from qkvflow.training.rundir import to_json
@@ -53,16 +64,20 @@ def report(
     try:
         record = work(reporter, None if args.no_samples else _sample)
     except Interrupted as stopped:
-        print(f"qkvflow: {stopped}", file=sys.stderr)
+        if hosts.is_first():
+            print(f"qkvflow: {stopped}", file=sys.stderr)
         return 128 + stopped.signum
     except KeyboardInterrupt:
-        hint = f"; continue with 'qkvflow resume {directory}'"
+        hint = resume_hint(directory)
         begun = (directory / "config.yaml").exists()
         print(f"qkvflow: interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     except Diverged as error:
-        print(f"qkvflow: {error}", file=sys.stderr)
+        if hosts.is_first():
+            print(f"qkvflow: {error}", file=sys.stderr)
         return 1
+    if not hosts.is_first():
+        return 0
     if args.json:
         print(to_json(record, 1))
     elif not args.quiet:

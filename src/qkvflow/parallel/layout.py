@@ -45,8 +45,13 @@ class Layout:
         return with_shardings(tree, self.mesh)
 
     def place(self, tree: Any) -> Any:
-        """Arrays of this process, divided as the table says."""
-        return jax.device_put(tree, self.shardings(tree))
+        """Arrays that every process has whole, divided as the table says."""
+
+        def divide(leaf: Any, sharding: NamedSharding) -> Array:
+            value = np.asarray(leaf)
+            return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+        return jax.tree.map(divide, tree, self.shardings(tree))
 
     def check(
         self, params: Any, batch_size: int, grad_accum: int = 1, *, num_heads: int | None = None
@@ -88,7 +93,12 @@ class Layout:
         )
         embedding, positions = constrained
         return dataclasses.replace(
-            model, embedding=embedding, positions=positions, scheme=Divided(model.scheme, self)
+            model,
+            embedding=embedding,
+            positions=positions,
+            scheme=Divided(model.scheme, self),
+            # Logits are divided with the batch: each device may hold as many as one alone.
+            max_logits=self.shape.rows * model.max_logits,
         )
 
     def weights(self, blocks: Any) -> Any:

@@ -24,6 +24,7 @@ import numpy as np
 from qkvflow.data import load_tokenizer
 from qkvflow.errors import UserError
 from qkvflow.lm import count_parameters
+from qkvflow.parallel import Layout
 from qkvflow.training import rundir
 from qkvflow.training.card import model_card
 from qkvflow.training.config import RunConfig, make_config
@@ -35,15 +36,18 @@ _MOST_HEADER = 100 << 20
 _MOST_CONFIG = 10 << 20
 
 
-def load(path: str | Path, *, step: int | str = "best") -> Trained:
-    """The model of a run directory or of an export: `.model`, `.tokenizer`, `.config`."""
+def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = None) -> Trained:
+    """The model of a run directory or of an export: `.model`, `.tokenizer`, `.config`.
+
+    It is on one device, or divided as `layout` says.
+    """
     path = Path(path)
     if path.name == WEIGHTS and path.is_file():
         path = path.parent
     if (path / rundir.CONFIG).exists():
-        return load_run(path, step=step)
+        return load_run(path, step=step, layout=layout)
     if (path / WEIGHTS).exists():
-        return _load_export(path)
+        return _load_export(path, layout)
     if not path.exists():
         raise UserError(f"{path} does not exist; give a run directory or an export")
     raise UserError(f"{path} is neither a run directory nor an export; check the path")
@@ -97,7 +101,7 @@ def _dotted(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def _load_export(path: Path) -> Trained:
+def _load_export(path: Path, layout: Layout | None) -> Trained:
     content = _read_json(path / CONFIG_JSON)
     if content.get("format") != "qkvflow" or not isinstance(content.get("config"), dict):
         raise UserError(f"{path / CONFIG_JSON} is not a qkvflow export; give one made by export")
@@ -112,6 +116,8 @@ def _load_export(path: Path) -> Trained:
     arrays = _read_weights(path / WEIGHTS, _named(params))
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     filled = jax.tree.unflatten(structure, [arrays[_dotted(each)] for each, _ in leaves])
+    if layout is not None:
+        filled = layout.place(filled)
     return Trained(eqx.combine(filled, static), tokenizer, config, content.get("step"))
 
 
