@@ -10,6 +10,9 @@ import yaml
 from comparisons import environment, read_json
 
 from qkvflow.cli import main
+from qkvflow.training.evaluate import evaluate
+from qkvflow.training.export import load
+from qkvflow.training.run import load_split
 from qkvflow.zoo import FIELDS, ZOO
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_field.py"
@@ -56,6 +59,13 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
     assert plan["command"].startswith("qkvflow compare")
     samples = (out / "runs" / "my-field" / "seed-2" / "samples.txt").read_text()
     assert "no sample" not in samples
+    # The selected weights of the first seed are kept, and make the losses of its record.
+    kept = load(out / "runs" / "standard" / "seed-0")
+    losses = read_json(out / "runs" / "standard" / "seed-0" / "record.json")["losses"]
+    found = evaluate(kept.model, load_split(kept, "test")[0])
+    assert found.nats == pytest.approx(losses["test"]["nats"], rel=1e-5)
+    assert kept.step == losses["selected_step"]
+    assert not (out / "runs" / "standard" / "seed-1" / "model").exists()
     # The same again, in this process, has nothing to do but the report.
     (out / "report.html").unlink()
     assert main([*words, "--quiet"]) == 0

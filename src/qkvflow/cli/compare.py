@@ -76,6 +76,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--speed-rounds", metavar="N", help="rounds of timing (default 7, 0: none)"
     )
     running.add_argument("--no-samples", action="store_true", help="no generated text")
+    running.add_argument(
+        "--weights",
+        metavar="first|all|none",
+        help="keep the selected weights of every model's first seed, of all or of none",
+    )
     running.add_argument("--retry-failed", action="store_true", help="run failed runs once more")
     running.add_argument("--no-report", action="store_true", help="records and statistics alone")
     running.add_argument("--quiet", action="store_true", help="say nothing but errors")
@@ -154,7 +159,7 @@ def plan_of(args: argparse.Namespace) -> Any:
         content["models"] = [spec.to_dict() for spec in parse_specs(args.models)]
         content.pop("questions", None)
         content.pop("reference", None)
-    for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "title"):
+    for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "weights", "title"):
         if getattr(args, key) is not None:
             content[key] = getattr(args, key)
     if not content.get("models"):

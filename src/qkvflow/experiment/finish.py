@@ -1,5 +1,6 @@
-"""What a run of a comparison leaves behind: its record and its sample."""
+"""What a run of a comparison leaves behind: its record, its sample and its weights."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from qkvflow.experiment.group import Member
 from qkvflow.experiment.records import curve
 from qkvflow.experiment.resolve import Entry
 from qkvflow.inference import sample_text
+from qkvflow.lm import LanguageModel
 from qkvflow.training import rundir
 from qkvflow.training.evaluate import Evaluation
+from qkvflow.training.export import MODEL, write_export
 from qkvflow.training.record import make_record, now
+from qkvflow.training.run import Trained
 
 
 def record_of(
@@ -46,11 +50,29 @@ def record_of(
     return record
 
 
+def write_weights(entry: Entry, ensemble: Ensemble, member: Member, record: dict[str, Any]) -> None:
+    """`model/`: an export of the selected parameters, for eval, generate and analyze."""
+    to = member.directory / MODEL
+    shutil.rmtree(to, ignore_errors=True)  # Of a process that was killed before its record.
+    trained = Trained(
+        _selected(ensemble, member),
+        ensemble.encoded.tokenizer,
+        entry.run(member.seed, member.lr),
+        member.progress.best_step,
+    )
+    write_export(trained, to, record)
+
+
+def _selected(ensemble: Ensemble, member: Member) -> LanguageModel:
+    return eqx.combine(jax.tree.map(jnp.asarray, member.best), ensemble.static)
+
+
 def write_sample(ensemble: Ensemble, member: Member) -> None:
     """`samples.txt`: text generated at the selected parameters."""
-    model = eqx.combine(jax.tree.map(jnp.asarray, member.best), ensemble.static)
     try:
-        text = sample_text(model, ensemble.encoded.tokenizer, seed=member.seed)
+        text = sample_text(
+            _selected(ensemble, member), ensemble.encoded.tokenizer, seed=member.seed
+        )
     except UserError as error:  # Not every scheme can generate token by token.
         text = f"(no sample: {error})"
     content = f"--- step {member.progress.best_step} ---\n{text}\n\n"

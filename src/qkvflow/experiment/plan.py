@@ -24,6 +24,7 @@ from qkvflow.training.config import (
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 MATCH = ("params", "flops")
 SAMPLES = ("last", "none")
+WEIGHTS = ("first", "all", "none")
 TUNING_GRID = (1e-4, 3e-4, 1e-3, 3e-3)
 TUNING_SEEDS = (1_000_001, 1_000_002)
 # The plan decides these for every run; the rest of the section is shared.
@@ -106,6 +107,7 @@ class Plan:
     evaluations: int = 4
     """Evaluations on validation in a run, evenly spread; the best of them is selected."""
     samples: str = "last"
+    weights: str = "first"
     """Generated text of every run: last (at the selected parameters) or none."""
     speed_rounds: int = 7
     """Rounds of the speed measurement; 0 for none."""
@@ -136,6 +138,8 @@ class Plan:
             raise unknown("match", self.match, MATCH)
         if self.samples not in SAMPLES:
             raise unknown("kind of samples", self.samples, SAMPLES)
+        if self.weights not in WEIGHTS:
+            raise unknown("choice of weights", self.weights, WEIGHTS)
         if self.evaluations < 1:
             raise UserError(f"evaluations must be at least 1, not {self.evaluations}")
         if self.speed_rounds < 0:
@@ -182,6 +186,7 @@ class Plan:
             "depths": list(self.depths),
             "evaluations": self.evaluations,
             "samples": self.samples,
+            "weights": self.weights,
             "speed_rounds": self.speed_rounds,
             "plugins": list(self.plugins),
             "model": dict(self.model),
@@ -308,7 +313,10 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     return None
 
 
-_FREE = ("command", "title", "plugins", "speed_rounds", "data.dir", "train.steps_per_dispatch")
+_FREE = (
+    *("command", "title", "plugins", "speed_rounds", "weights"),
+    *("data.dir", "train.steps_per_dispatch"),
+)
 
 
 def _show(value: Any) -> str:

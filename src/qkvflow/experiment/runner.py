@@ -18,7 +18,7 @@ from qkvflow.experiment import tuning
 from qkvflow.experiment.baselines import measure_baselines
 from qkvflow.experiment.depths import evaluate_depths
 from qkvflow.experiment.ensemble import Ensemble
-from qkvflow.experiment.finish import record_of, write_sample
+from qkvflow.experiment.finish import record_of, write_sample, write_weights
 from qkvflow.experiment.group import Group, Hooks, Member, Stopped
 from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.plugins import load_plugins
@@ -302,9 +302,15 @@ class Runner:
             record = record_of(entry, group.ensemble, member, tests.get(member.seed))
             if member.seed in depths:
                 record["evaluations"] = depths[member.seed]
+            if member.error is None and self._keeps(member.seed):
+                write_weights(entry, group.ensemble, member, record)
             with rundir.writing(member.directory):
                 write_record(member.directory / rundir.RECORD, record)
         self._report(entry, open_ones, tests)
+
+    def _keeps(self, seed: int) -> bool:
+        first = self.plan.weights == "first" and seed == self.plan.seeds[0]
+        return first or self.plan.weights == "all"
 
     def _report(
         self, entry: Entry, members: list[Member], tests: dict[int, Evaluation | None]

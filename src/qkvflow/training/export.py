@@ -31,6 +31,8 @@ from qkvflow.training.config import RunConfig, make_config
 from qkvflow.training.run import Trained, abstract_model, load_run, read_record
 
 WEIGHTS, CONFIG_JSON, CARD = "model.safetensors", "config.json", "README.md"
+MODEL = "model"
+"""The export inside the directory of a run that keeps no checkpoints: one of a comparison."""
 _FORMAT = 1
 _MOST_HEADER = 100 << 20
 _MOST_CONFIG = 10 << 20
@@ -44,6 +46,8 @@ def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = 
     path = Path(path)
     if path.name == WEIGHTS and path.is_file():
         path = path.parent
+    if (path / MODEL / WEIGHTS).exists():
+        path = path / MODEL
     if (path / rundir.CONFIG).exists():
         return load_run(path, step=step, layout=layout)
     if (path / WEIGHTS).exists():
@@ -55,17 +59,28 @@ def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = 
 
 def export(run: str | Path, to: str | Path, *, step: int | str = "best") -> Path:
     """Write the model of a run directory to a new directory, whole or not at all."""
-    from safetensors.numpy import save_file
+    run, to = Path(run), check_new(to)
+    write_export(load_run(run, step=step), to, read_record(run))
+    return to
 
-    run, to = Path(run), Path(to)
+
+def check_new(to: str | Path) -> Path:
+    """Refuse to write where something is."""
+    to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"{to} exists already; choose another --to")
-    trained = load_run(run, step=step)
+    return to
+
+
+def write_export(trained: Trained, to: Path, record: dict[str, Any] | None) -> None:
+    """Write a model to a directory that is new or empty, with a card from its record."""
+    from safetensors.numpy import save_file
+
     temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     with rundir.writing(to, resumable=False):
         try:
             temporary.mkdir(parents=True)
-            arrays = {name: np.asarray(leaf) for name, leaf in _named(trained.model).items()}
+            arrays = {name: np.asarray(leaf) for name, leaf in named_arrays(trained.model).items()}
             save_file(arrays, temporary / WEIGHTS, metadata={"format": "qkvflow"})
             content = {
                 "format": "qkvflow",
@@ -77,17 +92,15 @@ def export(run: str | Path, to: str | Path, *, step: int | str = "best") -> Path
             }
             rundir.write_whole(temporary / CONFIG_JSON, rundir.to_json(content, 1) + "\n")
             trained.tokenizer.save(temporary)
-            card = model_card(trained, read_record(run))
-            rundir.write_whole(temporary / CARD, card)
+            rundir.write_whole(temporary / CARD, model_card(trained, record))
             if to.exists():
                 to.rmdir()
             temporary.rename(to)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-    return to
 
 
-def _named(model: Any) -> dict[str, Any]:
+def named_arrays(model: Any) -> dict[str, Any]:
     """Arrays by a readable path: `field.layers.block.branches.0.mixer.qkv.weight`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(model, _is_leaf))
     return {_dotted(path): leaf for path, leaf in leaves}
@@ -113,7 +126,7 @@ def _load_export(path: Path, layout: Layout | None) -> Trained:
     config: RunConfig = make_config(content["config"])
     tokenizer = load_tokenizer(path / rundir.TOKENIZER)
     params, static = abstract_model(config, tokenizer.vocab_size)
-    arrays = _read_weights(path / WEIGHTS, _named(params))
+    arrays = read_weights(path / WEIGHTS, named_arrays(params))
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     filled = jax.tree.unflatten(structure, [arrays[_dotted(each)] for each, _ in leaves])
     if layout is not None:
@@ -135,7 +148,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_weights(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+def read_weights(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The arrays, after everything the file says of itself agrees with the model."""
     from safetensors import SafetensorError, safe_open
 
