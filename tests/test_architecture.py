@@ -20,7 +20,7 @@ ROWS = (
     ("cli",),
     ("report",),
     ("experiment",),
-    ("analysis", "finetune", "inference"),
+    ("analysis", "finetune", "inference", "planning"),
     ("training",),
     ("parallel",),
     ("data",),

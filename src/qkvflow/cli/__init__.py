@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
     "compare": "compare models over several seeds: statistics, figures and a report",
     "plan": "what a training run needs, and where it fits, without running it",
+    "plan": "what a training run needs, and where it fits, without running it",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
     "launch": "train, resume or eval by several processes on this machine",

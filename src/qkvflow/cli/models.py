@@ -60,7 +60,7 @@ def describe(name: str, size: str, vocab_size: int) -> dict[str, Any]:
 
 def short(number: int) -> str:
     """4,865,000 as 4.87M."""
-    for scale, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= scale:
             return f"{number / scale:.3g}{unit}"
     return str(number)

@@ -11,7 +11,7 @@ from qkvflow.data.corpora.stdlib import Stdlib
 from qkvflow.data.corpus import Corpus
 from qkvflow.errors import UserError, unknown
 
-__all__ = ["CORPORA", "CorpusKind", "load_corpus"]
+__all__ = ["CORPORA", "CorpusKind", "find_kind", "load_corpus"]
 
 CORPORA: tuple[CorpusKind, ...] = (Stdlib(), Files(), HuggingFace(), Markov(), Recall())
 
@@ -22,10 +22,15 @@ def load_corpus(spec: str, *, data_dir: Path | None = None, seed: int = 0) -> Co
     `data_dir` is a local copy of a Hugging Face dataset; `seed` is for sources whose
     specification gives none.
     """
+    return find_kind(spec).load(Spec.parse(spec), data_dir=data_dir, seed=seed)
+
+
+def find_kind(spec: str) -> CorpusKind:
+    """The kind of corpus that a specification names; nothing is read."""
     parsed = Spec.parse(spec)
     for kind in CORPORA:
         if kind.accepts(parsed):
-            return kind.load(parsed, data_dir=data_dir, seed=seed)
+            return kind
     if parsed.kind == "source":
         raise unknown("source", parsed.body, ("markov", "recall"))
     if Path(spec).exists():
