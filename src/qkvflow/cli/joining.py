@@ -1,6 +1,7 @@
 """Options of the verbs that run on many devices and many hosts, and joining the others."""
 
 import argparse
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -32,6 +33,7 @@ def joined(args: argparse.Namespace, work: Callable[[], int], *, hint: str = "")
         return work()
     from qkvflow.parallel import hosts
 
+    _keep_output()
     hosts.join(args.coordinator, args.process_id, args.num_processes)
     # Whatever goes wrong here alone, the others wait for: this process must not wait for them.
     try:
@@ -48,6 +50,14 @@ def joined(args: argparse.Namespace, work: Callable[[], int], *, hint: str = "")
     except BaseException:
         traceback.print_exc()
         hosts.leave(1)
+
+
+def _keep_output() -> None:
+    """What libraries below Python print goes to stderr: stdout is for what was asked for."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(kept, "w", buffering=1)
 
 
 def _several(args: argparse.Namespace) -> bool:

@@ -62,6 +62,8 @@ def launch(command: Sequence[str], processes: int, *, devices: int | None = None
                 )
             )
             readers += _relay(index, started[-1])
+        pids = ", ".join(str(process.pid) for process in started)
+        print(f"qkvflow: {processes} processes ({pids}) at {address}", file=sys.stderr, flush=True)
         return _attend(started, asked)
     finally:
         _end(started)

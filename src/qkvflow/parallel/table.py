@@ -9,18 +9,23 @@ Leading axes (depth, basis, the embedding of a hypernetwork) are never divided. 
 is therefore divided exactly as the weights it makes, so that making them needs no exchange and
 no device has a whole generated stack.
 
-An axis that does not divide its array evenly is left out for that array. A new block needs nothing
-here: its arrays have roles. An array without a role, of a new field, say, is laid out as a matrix.
+An axis that does not divide its side of an array evenly goes to the other side, or is left out.
+
+A new block needs nothing here: its arrays have roles. An array without a role, of a new field, say,
+is laid out as a matrix.
 """
 
+import math
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from qkvflow.blocks.base import AbstractWeights, map_by_path
 from qkvflow.fields.time import TimeEmbedding
 
+AnyMesh = Mesh | AbstractMesh
+"""Of devices, or of sizes alone."""
 Axes = tuple[str | None, ...]
 """Of the last axes of an array."""
 
@@ -58,19 +63,24 @@ def part_of(nodes: list[Any], names: list[Any], leaf: Any) -> str:
     return "other" if leaf.ndim > 1 else "vector"
 
 
-def spec(part: str, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """How an array of that shape is divided: the table's axes, where they divide it evenly."""
-    axes = TABLE[part][-len(shape) :] if shape else ()
-    kept: list[str | None] = [None] * (len(shape) - len(axes))
-    for axis, size in zip(axes, shape[len(shape) - len(axes) :], strict=True):
-        divides = axis is not None and mesh.shape[axis] > 1 and size % mesh.shape[axis] == 0
-        kept.append(axis if divides else None)
-    while kept and kept[-1] is None:
-        kept.pop()
-    return PartitionSpec(*kept)
+def spec(part: str, shape: tuple[int, ...], mesh: AnyMesh) -> PartitionSpec:
+    """How an array of that shape is divided: by the table's axes, where they divide it evenly."""
+    wanted = TABLE[part][-len(shape) :] if shape else ()
+    first = len(shape) - len(wanted)
+    taken: list[tuple[str, ...]] = [()] * len(shape)
+    placed = {first + i: axis for i, axis in enumerate(wanted) if axis is not None}
+    for own, axis in placed.items():
+        for place in (own, *placed):
+            parts = math.prod(mesh.shape[each] for each in (*taken[place], axis))
+            if mesh.shape[axis] > 1 and shape[place] % parts == 0:
+                taken[place] = (*taken[place], axis)
+                break
+    while taken and not taken[-1]:
+        taken.pop()
+    return PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in taken))
 
 
-def shardings(tree: Any, mesh: Mesh) -> Any:
+def shardings(tree: Any, mesh: AnyMesh) -> Any:
     """A sharding for every array (or shape) of a tree that holds a model, its weights along depth,
     or an optimiser's state, which repeats the model's structure."""
 
@@ -80,7 +90,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
     return map_by_path(tree, decide)
 
 
-def with_shardings(tree: Any, mesh: Mesh) -> Any:
+def with_shardings(tree: Any, mesh: AnyMesh) -> Any:
     """Shapes with their shardings, to compile for or to restore into."""
     return jax.tree.map(
         lambda leaf, each: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=each),
@@ -89,11 +99,10 @@ def with_shardings(tree: Any, mesh: Mesh) -> Any:
     )
 
 
-def axes_in_use(tree: Any, mesh: Mesh) -> set[str]:
+def axes_in_use(tree: Any, mesh: AnyMesh) -> set[str]:
     """The axes along which at least one array of the tree is divided."""
     return {
         axis
         for each in jax.tree.leaves(shardings(tree, mesh))
-        for axis in each.spec
-        if axis is not None
+        for axis in jax.tree.leaves(tuple(each.spec))
     }
