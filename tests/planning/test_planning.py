@@ -1,0 +1,194 @@
+"""Plans against closed forms: work in compiled programs, memory by kind, what is offered."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from qkvflow.cli import main
+from qkvflow.errors import UserError
+from qkvflow.parallel.mesh import MeshShape
+from qkvflow.planning.accelerators import ACCELERATORS, USABLE, accelerator
+from qkvflow.planning.estimate import check_changes, on_accelerators
+from qkvflow.planning.hlo import Work, count_work
+from qkvflow.planning.process import make_plan
+from qkvflow.planning.program import Memory, Program
+from qkvflow.planning.vocabulary import vocabulary_size
+from qkvflow.training import make_config
+from qkvflow.training.config import RunConfig
+
+TINY = {"d_model": 32, "num_heads": 2, "num_steps": 3, "context": 64, "d_time": 8, "num_waves": 4}
+
+
+def work_of(function: Any, *shapes: tuple[int, ...]) -> Work:
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return count_work(jax.jit(function).lower(*arrays).compile().as_text() or "")
+
+
+def test_products_are_counted_as_often_as_they_run():
+    once = 2 * 64 * 32 * 32
+
+    def depth(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    assert work_of(lambda x, w: x @ w, (64, 32), (32, 32)).products == once
+    assert work_of(depth, (64, 32), (7, 32, 32)).products == 7 * once
+    gradient = jax.grad(lambda w, x: jnp.sum(depth(x, w)))
+    assert work_of(gradient, (7, 32, 32), (64, 32)).products == 3 * 7 * once
+
+    def nested(x: Any, weights: Any) -> Any:
+        return jax.lax.scan(lambda x, w: (depth(x, w), None), x, weights)[0]
+
+    assert work_of(nested, (64, 32), (5, 3, 32, 32)).products == 15 * once
+
+
+def test_batched_products():
+    def scores(q: Any, k: Any) -> Any:
+        return jnp.einsum("bqhd,bkhd->bhqk", q, k)
+
+    assert work_of(scores, (2, 16, 4, 8), (2, 16, 4, 8)).products == 2 * 2 * 4 * 16 * 16 * 8
+
+
+HEAD = "HloModule m, num_partitions=8\n\nENTRY %main (p: f32[16,4]) -> f32[16,4] {\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("all-reduce(%p), replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add", 2 * 192),
+        ("all-reduce(%p), replica_groups={}, to_apply=%add", 2 * 224),
+        ("all-gather(%p), replica_groups=[4,2]<=[8], dimensions={0}", 256),
+        ("reduce-scatter(%p), replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}", 192),
+        ("all-to-all(%p), replica_groups=mesh['x'=2,'y'=4] {'x','y':(1)2}", 192),
+        ("collective-permute(%p), source_target_pairs={{0,1},{1,0}}", 256),
+        ("all-gather-start(%p), replica_groups=[4,2]<=[8]", 256),
+        ("all-gather-done(%p)", 0),
+    ],
+)
+def test_bytes_sent_in_a_ring(line: str, sent: int):
+    text = f"{HEAD}  %p = f32[16,4]{{1,0}} parameter(0)\n  ROOT %r = f32[16,4]{{1,0}} {line}\n}}\n"
+    assert count_work(text).exchanged == sent
+
+
+def job(**changes: Any) -> dict[str, Any]:
+    config = make_config({"model": TINY, "train": {"batch_size": 8}}, changes)
+    return {
+        "config": config.to_dict(),
+        "vocab_size": 100,
+        "mesh": {"data": 1, "fsdp": 1, "tensor": 1},
+        "device": None,
+        "utilisation": 0.5,
+    }
+
+
+@pytest.mark.parametrize("name", ["standard", "tong", "time-indexed-ssm"])
+def test_a_plan_agrees_with_the_counts(name: str):
+    made = make_plan(job(model={"name": name}))
+    flops, memory = made["flops_per_step"], made["memory_per_device"]
+    assert flops["compiled"] == pytest.approx(flops["analytic"], rel=0.03)
+    assert memory["parameters"] == memory["gradients"] == 4 * made["parameters"]
+    # Two moments of AdamW, and counters.
+    assert memory["optimiser"] == pytest.approx(8 * made["parameters"], abs=100)
+    # Twice (with gradients) the weights in effect in float32; layers of their own are not made.
+    generated = 0 if name == "standard" else 8 * made["weights_in_effect"]
+    assert memory["generated"] == pytest.approx(generated, rel=0.05)
+    assert made["exchanged_bytes_per_device"] == 0
+    assert memory["total"] == sum(v for kind, v in memory.items() if kind != "total")
+    assert memory["activations"] > 3 * 8 * 64 * 32 * 4
+    for row in made["accelerators"]:
+        peak = accelerator(row["device"]).float32
+        assert row["step_seconds"] == pytest.approx(flops["compiled"] / (0.5 * peak))
+        assert row["cost"] == pytest.approx(
+            1000 * row["step_seconds"] / 3600 * row["price_per_hour"]
+        )
+
+
+def test_time_and_cost_of_a_mesh():
+    memory = Memory(1, 2, 1, 0, 0, 100)
+    program = Program(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))
+    config = make_config({"model": {"compute_dtype": "bfloat16"}, "train": {"steps": 3600}})
+    rows = {r["device"]: r for r in on_accelerators(program, config, MeshShape(fsdp=8), 0.5)}
+    # Two seconds of products at half the peak, one of exchange; 3 hours on 8 devices.
+    assert rows["a100-80g"]["step_seconds"] == pytest.approx(3.0)
+    assert rows["a100-80g"]["cost"] == pytest.approx(3 * 8 * ACCELERATORS["a100-80g"].price)
+
+
+def test_changes_are_tried_until_they_fit():
+    """With memory of a known form: activations divide by parts and devices, the rest by devices."""
+
+    def compile(config: RunConfig, mesh: MeshShape) -> Program:
+        saved = {"none": 1, "block": 4, "everything": 5}[config.model.config.remat]
+        activations = 400e9 / saved / config.train.grad_accum / mesh.size
+        memory = Memory(*(int(4e9 / mesh.size) for _ in range(3)), 0, 0, int(activations))
+        return Program(1, 1, 1, memory, Work())
+
+    config = make_config({"train": {"batch_size": 64}})
+    rows = check_changes(compile(config, MeshShape()), config, MeshShape(), "a100-80g", compile)
+    fits = {row["options"]: row["fits"] for row in rows}
+    # 72 GB may be used: 112, 92, 12 + 100 / 2 and 112 / 2.
+    assert fits == {
+        "--model.remat block": False,
+        "--model.remat everything": False,
+        "--model.remat block --train.grad_accum 2": True,
+        "--model.remat block --mesh fsdp=2": True,
+    }
+    rows = check_changes(compile(config, MeshShape()), config, MeshShape(), "tpu-v5e", compile)
+    assert [row["options"] for row in rows if row["fits"]] == [
+        # 14.4 GB, 12 of them fixed: 42 parts would do, and 64 is the first number that divides.
+        "--model.remat block --train.grad_accum 64",
+        "--model.remat block --mesh fsdp=8",
+    ]
+    assert USABLE == 0.9
+
+
+def test_a_mesh_of_pretend_devices_in_a_process():
+    """Data parallel training exchanges its gradients once: 2 (n - 1) / n of them."""
+    options = [f"--model.{key}={value}" for key, value in TINY.items()]
+    options += ["--data", "wikitext-103", "--tokenizer", "bpe:300", "--batch-size", "256"]
+    command = [sys.executable, "-m", "qkvflow.cli", "plan", *options, "--mesh", "data=4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["devices"] == 4
+    assert made["vocab_size"] == 300
+    gradients = made["memory_per_device"]["gradients"]
+    # The table of the embedding, being the head as well, has two.
+    table = 300 * 32 * 4
+    assert made["exchanged_bytes_per_device"] == pytest.approx(1.5 * (gradients + table), rel=0.02)
+    assert made["flops_per_step"]["compiled"] == pytest.approx(
+        made["flops_per_step"]["analytic"], rel=0.01
+    )
+
+
+def test_vocabularies(tmp_path: Any):
+    assert vocabulary_size("wikitext-103", "byte") == 256
+    assert vocabulary_size("hf:any/thing", "bpe:50257") == 50257
+    with pytest.raises(UserError, match="--vocab"):
+        vocabulary_size("stdlib", "char")
+    with pytest.raises(UserError, match="--vocab"):
+        vocabulary_size("source:markov", "byte")
+    with pytest.raises(UserError, match="no tokenizer"):
+        vocabulary_size("stdlib", str(tmp_path / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "a100"], "a100-40g"),
+        (["--mesh", "fsdq=2"], "fsdp"),
+        (["--data", "wikitext-104"], "wikitext-103"),
+        (["--mesh", "data=3", "--batch-size", "16"], "batch of 16"),
+        (["--utilisation", "40"], "at most 1"),
+        (["--vocab", "0"], "positive"),
+    ],
+)
+def test_mistakes_are_one_line(options: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["plan", *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
