@@ -115,26 +115,41 @@ def beside_trigram(model: Model, group: Group, split: str) -> str | None:
 
 def cautions(report: Report) -> list[Caution]:
     """Serious ones first."""
-    lines = [*_about_models(report), *_about_seeds(report), *_about_rules(report)]
+    lines = [
+        *_about_trigrams(report),
+        *_about_models(report),
+        *_about_seeds(report),
+        *_about_rules(report),
+    ]
     lines += [Caution(note) for note in (*report.records.notes, *report.missing)]
     return sorted(lines, key=lambda caution: not caution.serious)
+
+
+_BESIDE = {
+    "worse": "Not better than a trigram ({limit} nats), so broken or under-trained: {models}.",
+    "unclear": "Not shown to beat a trigram ({limit} nats), which their intervals reach: {models}.",
+}
+
+
+def _about_trigrams(report: Report) -> list[Caution]:
+    """For every corpus, one line on all models that its trigram beats and one on the unclear."""
+    split, lines = report.metric, []
+    for number, group in enumerate(report.groups):
+        trigram = group.ngram(3, split)
+        for beside, text in _BESIDE.items():
+            found = [m for m in report.of(number) if beside_trigram(m, group, split) == beside]
+            if found and trigram is not None:
+                limit = numbers.loss(trigram.losses[split])
+                models = [f"{m.label} ({numbers.loss(m.metric(split)['mean'])})" for m in found]
+                text = text.format(limit=limit, models=_listed(models))
+                lines.append(Caution(text, serious=True))
+    return lines
 
 
 def _about_models(report: Report) -> list[Caution]:
     split, lines = report.metric, []
     for model in report.models:
-        group = report.groups[model.group]
-        mean, trigram = model.metric(split)["mean"], group.ngram(3, split)
-        beside = beside_trigram(model, group, split)
-        if beside and trigram is not None:
-            against = f"({numbers.loss(mean)} against {numbers.loss(trigram.losses[split])} nats)"
-            text = {
-                "worse": f"{model.label} does not beat a trigram {against}:"
-                " it is broken or under-trained.",
-                "unclear": f"{model.label} is not shown to beat a trigram {against}:"
-                " its interval reaches the trigram's loss.",
-            }[beside]
-            lines.append(Caution(text, serious=True))
+        group, mean = report.groups[model.group], model.metric(report.metric)["mean"]
         floor = None if group.floor is None else group.floor.losses[split]
         if floor is not None and mean is not None and mean < floor - 0.005:
             lines.append(
