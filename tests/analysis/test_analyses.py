@@ -44,7 +44,7 @@ CASES = [
     ("basis", "selective-ssm", "euler"),
     ("frozen-time", "ssm", "adaptive"),
     ("gated-generated", "ssm", "heun"),
-    ("shared", "ssm", "rk4"),
+    ("per-layer-hypernet", "ssm", "rk4"),
 ]
 
 

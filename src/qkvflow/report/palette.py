@@ -51,3 +51,9 @@ def marker(index: int) -> str:
 
 def dash(index: int) -> tuple[float, tuple[float, ...]]:
     return DASHES[index // len(LIGHT) % len(DASHES)]
+
+
+# From t = 0 to t = 1, to be seen on paper and in the dark.
+DEPTH = ("#3366d6", "#8a4fc8", "#c8468c", "#e8663c", "#e0a020")
+# Below and above a middle that has the colour of the background.
+LESS, MORE = "#2f6fd0", "#e8762c"
