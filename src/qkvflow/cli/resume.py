@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
@@ -26,20 +27,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
+    from qkvflow.finetune.run import complete
     from qkvflow.training import parse_overrides, resume
 
     if any(key == "train.tokens" for key, _ in args.overrides):
         raise UserError("resume counts in steps; give --steps")
     overrides = parse_overrides(args.overrides)
-    return report(
-        args,
-        Path(args.dir),
-        lambda reporter, sample: resume(
+
+    def work(reporter: Any, sample: Any) -> dict[str, Any]:
+        record = resume(
             args.dir,
             overrides=overrides,
             extend=args.extend,
             sample=sample,
             reporter=reporter,
             mesh=args.mesh,
-        ),
-    )
+        )
+        complete(args.dir, reporter)
+        return record
+
+    return report(args, Path(args.dir), work)

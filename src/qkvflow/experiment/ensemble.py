@@ -55,7 +55,7 @@ class Ensemble:
         self.params, self.static = abstract_model(config, encoded.tokenizer.vocab_size)
         self._shape = make_schedule(dataclasses.replace(config.optim, lr=1.0), config.train.steps)
         # The state of an optimiser does not depend on its learning rate.
-        self._optimiser = optimiser(config.optim, self._shape)
+        self._optimiser = optimiser(config.optim, self._shape, config.train.only)
         self._most = min(config.train.steps_per_dispatch or _MAX_DISPATCH, config.train.steps)
         self._dispatch = self._most if config.train.steps_per_dispatch else 1
         tokens = encoded.train.tokens
@@ -133,7 +133,7 @@ class Ensemble:
 
         chunk = make_chunk(
             self.static,
-            optimiser(config.optim, schedule),
+            optimiser(config.optim, schedule, train.only),
             schedule,
             max_steps=self._most,
             batch_size=train.batch_size,

@@ -9,6 +9,7 @@ from qkvflow.fields.basis import Basis, init_basis
 from qkvflow.fields.frozen_time import FrozenTime
 from qkvflow.fields.gated import Gated, init_gated
 from qkvflow.fields.hypernet import Hypernet, init_hypernet
+from qkvflow.fields.lora import Lora, init_lora
 from qkvflow.fields.low_rank import LowRank, init_low_rank
 from qkvflow.fields.per_layer import PerLayer, stack_layers
 from qkvflow.fields.shared import Shared
@@ -19,12 +20,14 @@ __all__ = [
     "FrozenTime",
     "Gated",
     "Hypernet",
+    "Lora",
     "LowRank",
     "PerLayer",
     "Shared",
     "init_basis",
     "init_gated",
     "init_hypernet",
+    "init_lora",
     "init_low_rank",
     "stack_layers",
 ]

@@ -130,9 +130,14 @@ def _measure(
         evaluations, reached = count_work(changed, split, batch_size, max_tokens)
     flops = count_flops(changed, evaluations=evaluations if setting.tolerance else None)
     return Point(
-        **dataclasses.asdict(setting),
+        scheme=setting.scheme,
+        num_steps=setting.num_steps,
+        tolerance=setting.tolerance,
         trained=_is_trained(model, setting, composition),
-        **evaluation.summary(),
+        nats=evaluation.nats,
+        standard_error=evaluation.standard_error,
+        bits_per_byte=evaluation.bits_per_byte,
+        perplexity=evaluation.perplexity,
         tokens=evaluation.tokens,
         evaluations=evaluations,
         flops_per_token=flops.forward,

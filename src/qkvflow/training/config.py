@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.training.depth import make_objective, parse_jitter
+from qkvflow.training.selection import SELECTIONS
 from qkvflow.zoo import ModelConfig, configure, entry, modern
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
@@ -71,6 +72,10 @@ class TrainConfig:
     depth_jitter: str = "none"
     """A random depth grid for every step: offset (a first step of random length, as in Tong et
     al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: offset+4-8."""
+    only: str = "all"
+    """Which arrays are trained: all, adapters, or gates (time features, gates and norms)."""
+    start: str | None = None
+    """Set by `finetune`: the sha256 of the weights the run began from; none: fresh ones."""
     consistency: float = 0.0
     """Weight of the penalty on the distance between predictions at N and at 2N depth steps."""
 
@@ -79,6 +84,8 @@ class TrainConfig:
         positive += ("log_every", "steps_per_dispatch", "max_skipped")
         _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
         parse_jitter(self.depth_jitter)
+        if self.only not in SELECTIONS:
+            raise unknown("train.only", self.only, SELECTIONS)
         if self.seed > 0x7FFFFFFF:
             raise UserError(f"train.seed must be below 2^31, not {self.seed}")
         if self.batch_size % self.grad_accum:
@@ -200,8 +207,17 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
         _merge(merged, layer)
     sections = {name: _section(name, kind, merged[name]) for name, kind in SECTIONS.items()}
     config = RunConfig(model=_model(merged["model"]), **sections)
-    make_objective(config.train, config.model.config.scheme)  # Refuses what does not go together.
+    _check_together(config)
     return _with_budget(config)
+
+
+def _check_together(config: RunConfig) -> None:
+    """Refuse sections that do not go together."""
+    make_objective(config.train, config.model.config.scheme)
+    if config.train.only == "adapters" and config.model.config.lora == "none":
+        raise UserError("train.only adapters needs a model with adapters; give model.lora")
+    if config.train.only != "all" and config.optim.name == "schedule-free":
+        raise UserError("schedule-free trains all arrays; choose another optim.name")
 
 
 def _merge(merged: dict[str, dict[str, Any]], layer: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.loss import token_losses, token_losses_and_gaps
 from qkvflow.schemes import shifted_edges
+from qkvflow.training.selection import freeze
 from qkvflow.training.step import Objective, plain
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ class Jitter:
 
 def parse_jitter(text: str) -> Jitter:
     """`none`, `offset`, `4-8`, `3,6,12`, `offset+4-8`."""
-    offset, numbers = False, ()
-    for part in [] if text == "none" else text.split("+"):
+    offset = False
+    numbers: tuple[int, ...] = ()
+    parts = [] if text == "none" else text.split("+")
+    for part in parts:
         part = part.strip()
         if part == "offset":
             offset = True
@@ -64,7 +67,7 @@ def parse_jitter(text: str) -> Jitter:
     if len(numbers) > MOST_NUMBERS:
         raise UserError(
             f"train.depth_jitter '{text}' draws from {len(numbers)} numbers of steps, and each is "
-            f"compiled; give at most {MOST_NUMBERS}, such as {numbers[0]},{numbers[-1]}"
+            f"compiled; give at most {MOST_NUMBERS}, such as {min(numbers)},{max(numbers)}"
         )
     return Jitter(offset, numbers)
 
@@ -80,7 +83,7 @@ def make_objective(train: "TrainConfig", scheme: str) -> Objective:
     """The objective of a configuration; the plain one where nothing is asked for."""
     jitter, weight = parse_jitter(train.depth_jitter), train.consistency
     if jitter == Jitter() and not weight:
-        return plain
+        return plain if train.only == "all" else _frozen(plain, train.only)
     if scheme == "adaptive":
         raise UserError(
             "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
@@ -101,7 +104,16 @@ def make_objective(train: "TrainConfig", scheme: str) -> Objective:
         index = jax.random.randint(key_number, (), 0, len(numbers))
         return jax.lax.switch(index, [lambda number=number: at(number) for number in numbers])
 
-    return objective
+    return _frozen(objective, train.only)
+
+
+def _frozen(objective: Objective, only: str) -> Objective:
+    """The objective as a function of the trained arrays alone."""
+
+    def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Array]:
+        return objective(freeze(model, only), *batch, **keys)
+
+    return frozen
 
 
 def _value(

@@ -96,7 +96,7 @@ class Loop:
     def __post_init__(self) -> None:
         train, optim = self.config.train, self.config.optim
         self._schedule = make_schedule(optim, train.steps)
-        self.optimiser = optimiser(optim, self._schedule)
+        self.optimiser = optimiser(optim, self._schedule, train.only)
         tokens = self.encoded.train.tokens
         # Several processes read their own rows of every batch.
         fits = fits_on_device(len(tokens), tokens.dtype.itemsize)
@@ -279,7 +279,8 @@ def _mean(losses: list[float]) -> float | None:
 def abstract_state(config: RunConfig, params: Any) -> State:
     """The shapes of a run's state."""
     schedule = make_schedule(config.optim, config.train.steps)
-    return jax.eval_shape(lambda p: init_state(p, optimiser(config.optim, schedule)), params)
+    chosen = optimiser(config.optim, schedule, config.train.only)
+    return jax.eval_shape(lambda params: init_state(params, chosen), params)
 
 
 class _Dispatch:

@@ -14,12 +14,23 @@ from qkvflow.fields.hypernet import Generator
 from qkvflow.fields.per_layer import PerLayer
 from qkvflow.training.config import OptimConfig
 from qkvflow.training.schedule import Schedule
+from qkvflow.training.selection import trained_arrays
 
 
-def optimiser(optim: OptimConfig, schedule: Schedule) -> optax.GradientTransformation:
-    """Clipping by global norm, then the named optimiser at the schedule's learning rate."""
+def optimiser(
+    optim: OptimConfig, schedule: Schedule, only: str = "all"
+) -> optax.GradientTransformation:
+    """Clipping by global norm, then the named optimiser at the schedule's learning rate.
+
+    Arrays that `only` leaves out stay as they are, and nothing is kept for them.
+    """
     clip = optax.clip_by_global_norm(optim.clip) if optim.clip else optax.identity()
-    return optax.chain(clip, _named(optim, schedule))
+    whole = optax.chain(clip, _named(optim, schedule))
+    if only == "all":
+        return whole
+    return optax.partition(
+        {True: whole, False: optax.set_to_zero()}, lambda params: trained_arrays(params, only)
+    )
 
 
 def _named(optim: OptimConfig, schedule: Schedule) -> Any:

@@ -42,6 +42,7 @@ from qkvflow.training.optim import evaluation_params
 from qkvflow.training.record import now
 from qkvflow.training.reporter import Reporter, Silent
 from qkvflow.training.resume_rules import check_config, check_data, check_mesh
+from qkvflow.training.selection import count_trained
 from qkvflow.training.step import Seed, State, init_state, model_key, split_model
 from qkvflow.training.track import NoTracker, make_tracker
 from qkvflow.zoo import abstract, build_config
@@ -55,12 +56,14 @@ def train(
     reporter: Reporter | None = None,
     label: str | None = None,
     mesh: str | None = None,
+    start: LanguageModel | None = None,
 ) -> dict[str, Any]:
     """Train a model in a fresh run directory; returns the content of its `record.json`.
 
     `sample(model, tokenizer, seed)` makes the text shown at evaluations. `mesh` says how devices
-    are used, as `data=4,fsdp=2`; all are on `data` without it. A user's mistake is a `UserError`;
-    a signal ends in `Interrupted`, a loss that stays non-finite in `Diverged`.
+    are used, as `data=4,fsdp=2`; all are on `data` without it. `start` gives the first weights,
+    which come from the seed without it. A user's mistake is a `UserError`; a signal ends in
+    `Interrupted`, a loss that stays non-finite in `Diverged`.
     """
     use_compilation_cache()
     directory = Path(out)
@@ -85,7 +88,9 @@ def train(
                 rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.first(begin)
-        return _run(config, directory, encoded, sample, reporter or Silent(), label, [], layout)
+        return _run(
+            config, directory, encoded, sample, reporter or Silent(), label, [], layout, start
+        )
 
 
 def resume(
@@ -288,6 +293,7 @@ def _run(
     label: str | None,
     notes: list[str],
     layout: Layout,
+    start: LanguageModel | None = None,
 ) -> dict[str, Any]:
     reporter = reporter if hosts.is_first() else Silent()
     data = {
@@ -309,7 +315,7 @@ def _run(
             sample,
             layout,
         )
-        state, progress = _begin(loop, params)
+        state, progress = _begin(loop, params, start)
         progress.label = label or progress.label or config.model.name
         progress.started = progress.started or now()
 
@@ -347,8 +353,8 @@ def _opened(directory: Path, config: RunConfig) -> Iterator[tuple[Checkpoints, A
         tracker.close()
 
 
-def _begin(loop: Loop, params: Any) -> tuple[State, Progress]:
-    """The state of the last checkpoint, or fresh weights from the seed."""
+def _begin(loop: Loop, params: Any, start: LanguageModel | None) -> tuple[State, Progress]:
+    """The state of the last checkpoint, or `start`, or fresh weights from the seed."""
     steps = loop.checkpoints.steps()
     if steps:
         host = loop.checkpoints.restore_host(steps[-1])
@@ -357,17 +363,42 @@ def _begin(loop: Loop, params: Any) -> tuple[State, Progress]:
         # A run that had reached its end goes on when it was given more steps.
         progress.done = progress.done and progress.step >= loop.config.train.steps
         return loop.checkpoints.restore(steps[-1], like), progress
+    if start is not None:
+        return _begin_from(loop, params, start), Progress()
+    if loop.config.train.start is not None:
+        raise UserError(
+            f"{loop.directory} was stopped before the weights it was to begin from were saved; "
+            "delete it and call 'qkvflow finetune' again"
+        )
     fresh = initial_params(loop.config, loop.encoded.tokenizer.vocab_size)
     divided = loop.layout.shardings(abstract_state(loop.config, params))
     init = jax.jit(lambda seed: init_state(fresh(seed), loop.optimiser), out_shardings=divided)
     return init(np.int32(loop.config.train.seed)), Progress()
 
 
+def _begin_from(loop: Loop, params: Any, start: LanguageModel) -> State:
+    """The state before the first step from given weights, saved at once: no seed gives it again."""
+    given = split_model(start)[0]
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, each) for each in (given, params)]
+    if jax.tree.structure(given) != jax.tree.structure(params) or shapes[0] != shapes[1]:
+        raise UserError(
+            "the weights to begin from are of another model or vocabulary than the configuration; "
+            "keep the model and its tokenizer"
+        )
+    state = loop.layout.place(init_state(given, loop.optimiser))
+    host = {**loop.fingerprint, "progress": dataclasses.asdict(Progress())}
+    loop.checkpoints.save(state, host, 0, None)
+    loop.checkpoints.wait()
+    return state
+
+
 def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:
     config, encoded = loop.config, loop.encoded
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
+    trained = count_trained(params, config.train.only)
+    of_them = "" if trained == weights else f", {trained:,} of them trained ({config.train.only})"
     lines = [
-        f"{config.model.name}: {weights:,} parameters; {encoded.corpus.spec}: "
+        f"{config.model.name}: {weights:,} parameters{of_them}; {encoded.corpus.spec}: "
         f"{len(encoded.train):,} train tokens ({encoded.tokenizer.name}, vocabulary "
         f"{encoded.tokenizer.vocab_size}); {config.train.steps:,} steps of "
         f"{config.tokens_per_step:,} tokens; seed {config.train.seed}"

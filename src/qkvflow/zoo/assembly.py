@@ -22,6 +22,7 @@ from qkvflow.fields import (
     init_basis,
     init_gated,
     init_hypernet,
+    init_lora,
     init_low_rank,
 )
 from qkvflow.fields.time import AbstractTimeFeatures, make_time_features
@@ -52,6 +53,14 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
     field = FIELDS[config.field](lambda key: init_block(config, key), config, key_field)
     if config.frozen_time is not None:
         field = FrozenTime(field, config.frozen_time)
+    if config.lora != "none":
+        field = init_lora(
+            field,
+            patterns=config.lora,
+            rank=config.lora_rank,
+            num_knots=config.num_steps,
+            key=jax.random.fold_in(key_field, 1),
+        )
     # Logits of a normalised state keep a standard deviation of 0.32 at any width, so that the
     # first loss is that of a uniform guess. At 256 wide this is the usual 0.02.
     std = 0.32 * config.d_model**-0.5
@@ -91,7 +100,7 @@ def _final_norm(config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
 
 def _features(config: ModelConfig, key: PRNGKeyArray) -> AbstractTimeFeatures:
     return make_time_features(
-        config.time_features, num_waves=config.num_waves, num_layers=config.num_steps, key=key
+        config.time_features, num_waves=config.num_waves, num_layers=config.layers, key=key
     )
 
 
@@ -164,8 +173,8 @@ MIXERS: dict[str, MakeMixer] = {
 
 
 def _per_layer(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    keys = jax.random.split(key, config.num_steps)
-    return PerLayer(eqx.filter_vmap(lambda each: Shared(make(each)))(keys), config.num_steps)
+    keys = jax.random.split(key, config.layers)
+    return PerLayer(eqx.filter_vmap(lambda each: Shared(make(each)))(keys), config.layers)
 
 
 def _shared(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
@@ -204,14 +213,14 @@ def _hypernet(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Abstra
 
 
 def _per_layer_hypernet(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    keys = jax.random.split(key, config.num_steps)
+    keys = jax.random.split(key, config.layers)
     layers = eqx.filter_vmap(lambda each: _hypernet(make, config, each))(keys)
-    return PerLayer(layers, config.num_steps)
+    return PerLayer(layers, config.layers)
 
 
 def _low_rank(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
     key_block, key = jax.random.split(key)
-    return init_low_rank(make(key_block), num_layers=config.num_steps, rank=config.rank, key=key)
+    return init_low_rank(make(key_block), num_layers=config.layers, rank=config.rank, key=key)
 
 
 def _basis(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:

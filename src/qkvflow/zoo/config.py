@@ -8,6 +8,7 @@ from typing import Any, get_args
 from qkvflow.errors import UserError, unknown
 from qkvflow.fields.basis import BASES
 from qkvflow.fields.gates import GATES, SQUASHES
+from qkvflow.fields.lora import parse_adapters
 from qkvflow.fields.time import TIME_FEATURES
 from qkvflow.schemes import COMPOSITIONS, REMATS, SCHEMES
 
@@ -49,6 +50,16 @@ class ModelConfig:
     """Relative and absolute tolerance of the adaptive scheme."""
     frozen_time: float | None = None
     """Hold the field at this depth: the constant-modulation control."""
+    num_layers: int | None = None
+    """Layers of a field that stores values for each; none means num_steps. They are interpolated
+    where the two differ."""
+
+    # Adapters
+    lora: str = "none"
+    """Which matrices have low-rank adapters: patterns over their names such as qkv:depth,out or *;
+    :depth for adapters that depend on depth."""
+    lora_rank: int = 8
+    """Rank of the adapters."""
 
     # Flavour
     norm: str = "layernorm"
@@ -131,6 +142,8 @@ class ModelConfig:
         _choose("basis", self.basis, BASES)
         for name in self.mixers:
             _choose("mixer", name, MIXER_NAMES)
+        if self.lora != "none":
+            parse_adapters(self.lora)
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -182,6 +195,11 @@ class ModelConfig:
         return tuple(self.block.split("+"))
 
     @property
+    def layers(self) -> int:
+        """Of a field that stores values for each layer."""
+        return self.num_steps if self.num_layers is None else self.num_layers
+
+    @property
     def kv_heads(self) -> int:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
@@ -204,6 +222,8 @@ _POSITIVE = (
     "num_heads",
     "num_kv_heads",
     "num_steps",
+    "num_layers",
+    "lora_rank",
     "context",
     "mlp_ratio",
     "horizon",

@@ -1,0 +1,98 @@
+"""`qkvflow finetune`: a pretrained run on other data, at another depth."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.options import SHORT, add_config_options
+from qkvflow.cli.train import add_output_options, report
+from qkvflow.errors import UserError
+
+_FREE = {"dropout", "attention_dropout", "remat", "compute_dtype"}
+"""Fields of the model that may change without changing what its weights mean."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("dir", metavar="DIR", help="the pretrained run directory, or an export")
+    parser.add_argument("--out", required=True, metavar="DIR", help="the run directory to make")
+    parser.add_argument(
+        "--data", required=True, metavar="SPEC", help="the corpus, read with the model's tokenizer"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="a local copy of an hf: dataset")
+    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
+    parser.add_argument("--scheme", metavar="S", help="another scheme: euler, heun, rk4, ...")
+    parser.add_argument(
+        "--method", default="full", metavar="M", help="full (default), lora or gates"
+    )
+    parser.add_argument(
+        "--rank", type=int, default=8, metavar="R", help="of lora's adapters (default 8)"
+    )
+    parser.add_argument(
+        "--adapter",
+        default="*",
+        metavar="NAMES",
+        help="matrices that lora adapts, such as qkv:depth,out or * (default); with :depth an "
+        "adapter depends on depth, without it is shared",
+    )
+    parser.add_argument(
+        "--layers",
+        default="interpolate",
+        metavar="HOW",
+        help="a per-layer model at another depth: interpolate (default), repeat or keep its layers",
+    )
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
+    )
+    parser.add_argument("--label", help="how records call this run")
+    taken = ("--model", "--size", "--tokenizer", "--data", "--data-dir")
+    short = {option: value for option, value in SHORT.items() if option not in taken}
+    add_config_options(parser, short)
+    add_output_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from qkvflow.finetune import Adaptation, finetune
+    from qkvflow.finetune.run import read_report, summary
+    from qkvflow.training import parse_overrides
+
+    overrides = parse_overrides(args.overrides)
+    _check(overrides)
+    for name in ("num_steps", "rank"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
+    adaptation = Adaptation(
+        args.method, args.num_steps, args.scheme, args.adapter, args.rank, args.layers
+    )
+    code = report(
+        args,
+        Path(args.out),
+        lambda reporter, sample: finetune(
+            args.dir,
+            args.out,
+            adaptation=adaptation,
+            data=args.data,
+            data_dir=args.data_dir,
+            overrides=overrides,
+            step=checkpoint_step(args.checkpoint),
+            sample=sample,
+            reporter=reporter,
+            label=args.label,
+        ),
+    )
+    if code == 0 and not args.quiet and not args.json:
+        print(summary(read_report(Path(args.out))))
+    return code
+
+
+def _check(overrides: dict[str, Any]) -> None:
+    for name in overrides.get("model", {}):
+        if name not in _FREE:
+            raise UserError(
+                f"--model.{name} belongs to the pretrained model; --num-steps, --scheme and "
+                "--method say what may change"
+            )
+    for section, name in (("train", "only"), ("train", "start"), ("data", "tokenizer")):
+        if name in overrides.get(section, {}):
+            raise UserError(f"--{section}.{name} follows from --method and the pretrained run")

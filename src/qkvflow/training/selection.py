@@ -1,0 +1,51 @@
+"""Which arrays of a model are trained: all, the adapters alone, or what says how depth enters.
+
+    adapters  the factors of low-rank adapters (`fields.lora`)
+    gates     time features and embeddings, gates, and norms: how weights depend on t, and scales
+
+What an array is, is told by the nodes above it in the model, not by its name.
+"""
+
+from typing import Any
+
+import jax
+
+from qkvflow.blocks.base import AbstractNorm, map_by_path
+from qkvflow.errors import UserError
+from qkvflow.fields.gates import AbstractGate
+from qkvflow.fields.lora import Adapter
+from qkvflow.fields.time import AbstractTimeFeatures, TimeEmbedding
+from qkvflow.lm import LanguageModel
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "adapters": (Adapter,),
+    "gates": (AbstractTimeFeatures, TimeEmbedding, AbstractGate, AbstractNorm),
+}
+SELECTIONS = ("all", *KINDS)
+
+
+def trained_arrays(params: Any, only: str) -> Any:
+    """True for every array that is trained."""
+    if only == "all":
+        return jax.tree.map(lambda _: True, params)
+    kinds = KINDS[only]
+    return map_by_path(params, lambda nodes, *_: any(isinstance(node, kinds) for node in nodes))
+
+
+def count_trained(params: Any, only: str) -> int:
+    kept = jax.tree.leaves(trained_arrays(params, only))
+    count = sum(leaf.size for leaf, keep in zip(jax.tree.leaves(params), kept, strict=True) if keep)
+    if not count:
+        raise UserError(f"this model has no {only} to train; choose another train.only")
+    return count
+
+
+def freeze(model: LanguageModel, only: str) -> LanguageModel:
+    """The model with no gradient for the arrays that are left out: it is not even computed."""
+    if only == "all":
+        return model
+    return jax.tree.map(
+        lambda leaf, keep: leaf if keep else jax.lax.stop_gradient(leaf),
+        model,
+        trained_arrays(model, only),
+    )
