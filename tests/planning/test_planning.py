@@ -124,7 +124,8 @@ def test_changes_are_tried_until_they_fit():
     def compile(config: RunConfig, mesh: MeshShape) -> Program:
         saved = {"none": 1, "block": 4, "everything": 5}[config.model.config.remat]
         activations = 400e9 / saved / config.train.grad_accum / mesh.size
-        memory = Memory(*(int(4e9 / mesh.size) for _ in range(3)), 0, 0, int(activations))
+        fixed = int(4e9 / mesh.size)
+        memory = Memory(fixed, fixed, fixed, 0, 0, int(activations))
         return Program(1, 1, 1, memory, Work())
 
     config = make_config({"train": {"batch_size": 64}})
