@@ -66,11 +66,11 @@ class Trajectory(AbstractResult):
                 else ": the grid is part of the model."
             ),
         ]
-        settled = np.flatnonzero(self.lens.agreement >= 0.9)
-        first = int(settled[0]) if len(settled) else len(self.ts) - 1
+        first = int(np.argmax(self.lens.agreement >= 0.9))
+        where = f"At t = {self.ts[first]:.2f}" if first < len(self.ts) - 1 else "Only at the end"
         said.append(
-            f"Stopped at t = {self.ts[first]:.2f}, the model would choose the final token at "
-            f"{self.lens.agreement[first]:.0%} of the positions already."
+            f"{where} the most likely next token is the final one at nine positions in ten "
+            f"({self.lens.agreement[len(self.ts) // 2]:.0%} of them half-way)."
         )
         if len(self.turning):
             said.append(

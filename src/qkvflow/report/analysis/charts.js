@@ -11,7 +11,8 @@ function panelHost(host, width, title) {
 
 // As many panels side by side as have room to be read.
 function columnsFor(width, count, least = 300) {
-  const columns = Math.max(1, Math.min(count, Math.floor((width + 16) / (least + 16)), 3));
+  const most = count === 4 ? 2 : 3;
+  const columns = Math.max(1, Math.min(count, Math.floor((width + 16) / (least + 16)), most));
   return { columns, each: Math.floor((width - 16 * (columns - 1)) / columns) };
 }
 
@@ -148,7 +149,8 @@ function plane(host, chart, width) {
     }
     hoverable(svg, marks, 14);
   }
-  const key = draw(host, "svg", { width: Math.min(width, 260), height: 34, role: "img", "aria-label": "colours of depth" });
+  const row = make(host, "div", { className: "whole" });
+  const key = draw(row, "svg", { width: Math.min(width, 260), height: 34, role: "img", "aria-label": "colours of depth" });
   for (let i = 0; i < 40; i++) draw(key, "rect", { x: 20 + i * 5, y: 4, width: 5.5, height: 10, fill: depthColour(i / 39) });
   draw(key, "text", { class: "aside", x: 20, y: 30 }, "t = 0");
   draw(key, "text", { class: "aside", x: 220, y: 30, "text-anchor": "end" }, "t = 1");
@@ -173,7 +175,7 @@ function heat(host, chart, width) {
       context.fillStyle = blend(paper, DATA.around[value < 0 ? 0 : 1], Math.abs(value) / most);
       context.fillRect(j, i, 1, 1);
     }));
-    const note = `${chart.y_label} × t from ${tickText(panel.t[0])} to 1; ± ${three(most)}`;
+    const note = `${chart.y_label} × t from ${tickText(Number(panel.t[0].toPrecision(2)))} to 1; ± ${three(most)}`;
     make(holder, "p", { className: "legend", textContent: note });
     const move = (event) => {
       const frame = image.getBoundingClientRect();

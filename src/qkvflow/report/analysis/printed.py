@@ -33,7 +33,7 @@ def figure_of(chart: Chart) -> Figure:
 
 
 def _panels(count: int, width: float = 3.2, height: float = 2.5, most: int = 3) -> Any:
-    columns = min(count, most)
+    columns = min(count, 2 if count == 4 else most)
     rows = -(-count // columns)
     figure, axes = sheet(max(4.2, width * columns), height * rows + 0.3, rows, columns)
     flat = list(axes.ravel())

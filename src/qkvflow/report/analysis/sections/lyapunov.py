@@ -30,8 +30,8 @@ def section(content: Content) -> Section:
             Words(
                 "lyapunov_tokens",
                 f"What the state at token {position + 1} is sensitive to",
-                "The darker a token, the more a small random change of its embedding changes the "
-                "final state at the outlined token (logarithmic).",
+                "The stronger the colour of a token, the more a small random change of its "
+                "embedding changes the final state at the outlined token (logarithmic).",
                 content.pieces,
                 seen,
                 shades,
@@ -61,7 +61,8 @@ def section(content: Content) -> Section:
                 "Token by token",
                 "Sensitivity as above; the largest growth of any perturbation of that token, at "
                 "the outlined position; and the growth within the token's own block of the "
-                "Jacobian alone, the quantity of Tong et al., in which tokens do not act on each other.",
+                "Jacobian alone, the quantity of Tong et al., as if tokens did not act on each "
+                "other.",
                 "token",
                 "growth factor",
                 (

@@ -47,7 +47,10 @@ def section(content: Content) -> Section:
         if each["eigenvalues"].size
     )
     if planes:
-        caption = "Eigenvalues at every depth and head, coloured by t. Off the axis: a pair turns."
+        caption = (
+            "Eigenvalues at every depth and head, coloured by t; of very many, the largest. Off "
+            "the axis: a pair that turns."
+        )
         plane = Plane("spectra_plane", "The complex plane", caption, "Re λ", "Im λ", planes)
         parts.insert(1, plane)
     rows = tuple(
@@ -81,11 +84,10 @@ def _heads(count: int) -> list[str]:
 
 
 def _cloud(name: str, ts: np.ndarray, values: np.ndarray) -> Cloud:
-    points = values.reshape(len(ts), -1)
-    # Every k-th mode, at every depth, so that no depth is lost.
-    step = max(1, -(-points.size // MOST_POINTS))
-    points = points[:, ::step]
-    t = np.broadcast_to(ts[:, None], points.shape)
+    depth, heads, modes = values.shape
+    # The largest of every depth and head: a choice at random would tear pairs apart.
+    points = values[..., : max(2, min(modes, MOST_POINTS // (depth * heads)))]
+    t = np.broadcast_to(ts[:, None, None], points.shape)
     return Cloud(name, np.real(points).ravel(), np.imag(points).ravel(), t.ravel())
 
 

@@ -93,7 +93,7 @@ def section(content: Content) -> Section:
                 "trajectory_lens",
                 "Logit lens",
                 "The most likely next token after each token of the text, if the model stopped at "
-                "t. The darker, the more probable.",
+                "t. The stronger the colour, the more probable.",
                 tuple(visible(piece) for piece in content.pieces),
                 tuple(f"{t:.2f}" for t in ts),
                 np.vectorize(visible, otypes=[object])(texts),
