@@ -33,8 +33,8 @@ def joined(args: argparse.Namespace, work: Callable[[], int], *, hint: str = "")
         return work()
     from qkvflow.parallel import hosts
 
-    _keep_output()
     hosts.join(args.coordinator, args.process_id, args.num_processes)
+    _keep_output()
     # Whatever goes wrong here alone, the others wait for: this process must not wait for them.
     try:
         with hosts.watched():
