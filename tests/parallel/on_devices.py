@@ -57,14 +57,17 @@ def run(name: str, mesh: str) -> dict[str, Any]:
     arguments = [layout.everywhere(each) for each in (np.int32(0), tokens, np.int32(STEPS))]
     program = jax.jit(chunk, donate_argnums=0, out_shardings=(divided, layout.whole))
     compiled = program.lower(state, *arguments).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
     after, metrics = compiled(state, *arguments)
     return {
         "losses": np.asarray(metrics.loss, np.float64).tolist(),
-        "argument_bytes": compiled.memory_analysis().argument_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
         "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(after)),
         "own_bytes": sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(after)),
         # Every array that the program of one device ever holds.
-        "shapes": sorted({*re.findall(r"f32\[([\d,]+)\]", compiled.as_text())}),
+        "shapes": sorted({*re.findall(r"f32\[([\d,]+)\]", text)}),
         "devices": jax.device_count(),
     }
 

@@ -19,10 +19,12 @@ import numpy as np
 
 from qkvflow.errors import UserError
 
-HEARTBEAT_SECONDS = 30
-"""A process that has not been heard of for so long is taken for dead."""
+HEARTBEAT_SECONDS = 100
+"""A process that has not been heard of for so long is taken for dead: JAX's own measure, which a
+machine with too much to do does not exceed."""
+LOST_SECONDS = 5
+"""How long those who are left wait for an answer of the others before they end."""
 _JOIN_SECONDS = 120
-_LOST_SECONDS = 5
 _TEXT_BYTES = 1024
 
 
@@ -205,7 +207,7 @@ def missing() -> list[int]:
 
     everybody = set(range(count()))
     try:
-        multihost.sync_global_processes("anyone there", timeout=_LOST_SECONDS, processes=everybody)
+        multihost.sync_global_processes("anyone there", timeout=LOST_SECONDS, processes=everybody)
     except Exception as error:
         # The service names those who did not come to the barrier, one on a line.
         named = str(error).partition("timed out task names:")[2]
