@@ -1,6 +1,7 @@
 """What a field is: a map from depth to a block."""
 
 import abc
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -41,7 +42,24 @@ def take(blocks: Any, index: int | Int[Array, ""]) -> Any:
 
 def repeat(block: Any, depth: int) -> Any:
     """The same block at every depth."""
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (depth, *leaf.shape)), block)
+    return jax.tree.map(lambda leaf: _repeat(leaf, depth), block)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _repeat(leaf: Array, depth: int) -> Array:
+    return jnp.broadcast_to(leaf, (depth, *leaf.shape))
+
+
+def _repeat_forward(leaf: Array, depth: int) -> tuple[Array, None]:
+    return _repeat(leaf, depth), None
+
+
+def _repeat_backward(depth: int, _: None, grad: Array) -> tuple[Array]:
+    # As a product, which all cores share; a plain sum over so short an axis is one core's work.
+    return (jnp.tensordot(jnp.ones(depth, grad.dtype), grad, 1),)
+
+
+_repeat.defvjp(_repeat_forward, _repeat_backward)
 
 
 def rms(x: Array) -> Array:

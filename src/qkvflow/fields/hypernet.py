@@ -59,7 +59,7 @@ class Generator(eqx.Module):
             if role == "scale":
                 value = 1.0 + value
             elif (offset := getattr(self.offsets, name)) is not None:
-                value = value + offset[None]
+                value = value + repeat(offset, len(e))
             made[name] = value
         return dataclasses.replace(self.maps, **made)
 

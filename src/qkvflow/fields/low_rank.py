@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractWeights, is_weights
-from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
+from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, repeat
 from qkvflow.fields.mixture import mixture
 from qkvflow.fields.time import hats
 
@@ -34,7 +34,7 @@ class LowRankWeights(eqx.Module):
                 continue
             if name in self.factors:
                 down, up = (mixture(weights, each) for each in self.factors[name])
-                made[name] = value[None] + down @ up
+                made[name] = repeat(value, len(weights)) + down @ up
             else:
                 made[name] = mixture(weights, value)
         return dataclasses.replace(self.base, **made)
