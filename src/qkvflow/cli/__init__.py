@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "launch": "train, resume or eval by several processes on this machine",
     "finetune": "continue a pretrained run on other data, at another depth",
     "eval": "the loss of a trained model on a whole split",
+    "lm-eval": "a trained model on the tasks of EleutherAI's evaluation harness",
     "sweep-depth": "loss and cost of a trained model at other depths and with other solvers",
     "generate": "text from a trained model, as it is produced",
     "analyze": "look inside a trained model: spectra, exponents, trajectories, weights",

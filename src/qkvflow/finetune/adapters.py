@@ -68,8 +68,9 @@ def load_adapter(base: Trained, path: str | Path) -> Trained:
             f"{path} was made for other weights (sha256 {wanted[:12]}, these are {own[:12]}); "
             "give the run it was fine-tuned from"
         )
-    numbers = {key: int(found.pop(key)) for key in ("num_steps", "rank") if key in found}
-    adaptation = Adaptation(**found, **numbers)
+    given: dict[str, Any] = dict(found)
+    given |= {key: int(found[key]) for key in ("num_steps", "rank") if key in found}
+    adaptation = Adaptation(**given)
     config = make_config(base.config.to_dict(), {"model": model_changes(base, adaptation)})
     model = adapted_model(base, config.model.config, adaptation, key=jax.random.key(0))
     assert isinstance(model.field, Lora)
