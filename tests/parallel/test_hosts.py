@@ -145,8 +145,7 @@ def test_one_is_killed_and_the_other_says_so(
     complaints = first.communicate(timeout=600)[1]
     assert time.monotonic() - begin < LOST_SECONDS + 15
     assert first.returncode == 1
-    assert "qkvflow: process 1 of 2 is gone, so process 0 stops as well; " in complaints
-    assert f"continue with 'qkvflow resume {directory}'\n" in complaints
+    assert "qkvflow: process 1 of 2 is gone, so this one stops as well; the run" in complaints
     assert "Traceback" not in complaints
     second.communicate()
     assert not (directory / "record.json").exists()
@@ -157,6 +156,22 @@ def test_one_is_killed_and_the_other_says_so(
     assert record(directory)["losses"] == record(together[0])["losses"]
     for one, other in zip(*(weights(each) for each in (directory, together[0])), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_first_is_killed(config: Path, tmp_path: Path):
+    """It is JAX's coordinator, without whom JAX ends the others itself, and says why."""
+    directory, address = tmp_path / "run", f"127.0.0.1:{free_port()}"
+    join = ("--coordinator", address, "--num-processes", "2", "--process-id")
+    arguments = ("train", "--config", str(config), "--out", str(directory))
+    first, second = (start(*arguments, *join, str(index)) for index in range(2))
+    wait_for(lambda: (directory / "config.yaml").exists(), first, second)
+    first.send_signal(signal.SIGKILL)
+    begin = time.monotonic()
+    complaints = second.communicate(timeout=600)[1]
+    assert time.monotonic() - begin < LOST_SECONDS + 15
+    assert second.returncode in (1, -signal.SIGABRT)
+    assert "leader task was preempted/died" in complaints
+    first.communicate()
 
 
 def weights(directory: Path) -> list[np.ndarray]:

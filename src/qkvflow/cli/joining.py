@@ -24,11 +24,8 @@ def add_parallel_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
 
 
-def joined(args: argparse.Namespace, work: Callable[[], int], *, hint: str = "") -> int:
-    """`work()`, after joining the other processes of the run, if there are any.
-
-    `hint` says how to go on after another process was lost.
-    """
+def joined(args: argparse.Namespace, work: Callable[[], int]) -> int:
+    """`work()`, after joining the other processes of the run, if there are any."""
     if not _several(args):
         return work()
     from qkvflow.parallel import hosts
@@ -42,7 +39,7 @@ def joined(args: argparse.Namespace, work: Callable[[], int], *, hint: str = "")
             hosts.part()
             return code
     except hosts.Lost as lost:
-        print(f"qkvflow: {lost}{hint}", file=sys.stderr)
+        print(f"qkvflow: {lost}", file=sys.stderr)
         hosts.leave(1)
     except UserError as error:
         print(f"qkvflow: {error}", file=sys.stderr)

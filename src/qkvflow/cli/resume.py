@@ -6,7 +6,7 @@ from typing import Any
 
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
-from qkvflow.cli.train import add_output_options, report, resume_hint
+from qkvflow.cli.train import add_output_options, report
 from qkvflow.errors import UserError
 
 
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return joined(args, lambda: _resume(args), hint=resume_hint(args.dir))
+    return joined(args, lambda: _resume(args))
 
 
 def _resume(args: argparse.Namespace) -> int:

@@ -27,11 +27,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return joined(args, lambda: _train(args), hint=resume_hint(args.out))
-
-
-def resume_hint(directory: str | Path) -> str:
-    return f"; continue with 'qkvflow resume {directory}'"
+    return joined(args, lambda: _train(args))
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -68,7 +64,7 @@ def report(
             print(f"qkvflow: {stopped}", file=sys.stderr)
         return 128 + stopped.signum
     except KeyboardInterrupt:
-        hint = resume_hint(directory)
+        hint = f"; continue with 'qkvflow resume {directory}'"
         begun = (directory / "config.yaml").exists()
         print(f"qkvflow: interrupted{hint if begun else ''}", file=sys.stderr)
         return 130

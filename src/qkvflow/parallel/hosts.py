@@ -188,7 +188,8 @@ def watched() -> Iterator[None]:
         who = "another process" if not gone else ", ".join(f"process {each}" for each in gone)
         verb = "are" if len(gone) > 1 else "is"
         raise Lost(
-            f"{who} of {count()} {verb} gone, so process {jax.process_index()} stops as well"
+            f"{who} of {count()} {verb} gone, so this one stops as well; the run can be resumed "
+            "from its last checkpoint"
         ) from error
 
 
