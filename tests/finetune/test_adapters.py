@@ -41,6 +41,10 @@ def base_of(field: str, **changes: Any) -> Trained:
     return Trained(randomised(model, 0.05), tokenizer, config)
 
 
+def field_of(trained: Trained) -> Any:
+    return trained.model.field
+
+
 def adapted(base: Trained, adaptation: Adaptation) -> Trained:
     config = make_config(base.config.to_dict(), {"model": model_changes(base, adaptation)})
     model = adapted_model(base, config.model.config, adaptation, key=jax.random.key(1))
@@ -64,7 +68,7 @@ def test_adapters_start_as_nothing_and_add_a_low_rank_term(field: str):
     assert np.abs(logits(after.model) - logits(base.model)).max() > 1e-2
     ts = grid(TINY["num_steps"])
     before, now = base.model.field.stack(ts), after.model.field.stack(ts)
-    adapters = after.model.field.adapters
+    adapters = field_of(after).adapters
     assert sorted(adapters) == ["branches.0.mixer.qkv.weight", "branches.1.mixer.down.weight"]
     down, up = (
         np.asarray(each) for each in jax.tree.leaves(adapters["branches.0.mixer.qkv.weight"])
@@ -124,19 +128,19 @@ def test_adapters_alone_go_back_on_their_base_only(tmp_path: Path):
 
 
 def test_layers_are_interpolated_or_repeated():
-    field = base_of("per-layer").model.field
-    assert isinstance(field, PerLayer)
+    field = field_of(base_of("per-layer"))
     old = np.asarray(field.layers.block.branches[0].mixer.qkv.weight)
     for num_layers in (2, 6, 7):
-        made = relayered(field, num_layers, "interpolate").layers.block
-        new = np.asarray(made.branches[0].mixer.qkv.weight)
+        made: Any = relayered(field, num_layers, "interpolate").layers
+        new = np.asarray(made.block.branches[0].mixer.qkv.weight)
         # By NumPy, element by element; the layers sit at t = (i + 1) / N.
         ts, knots = (np.arange(1, n + 1) / n for n in (num_layers, 3))
         flat = old.reshape(3, -1)
         expected = np.stack([np.interp(ts, knots, column) for column in flat.T], axis=1)
         np.testing.assert_allclose(new.reshape(num_layers, -1), expected, atol=1e-5)
-    repeated = relayered(field, 6, "repeat").layers.block.branches[0].mixer.qkv.weight
-    np.testing.assert_array_equal(np.asarray(repeated), old[[0, 0, 1, 1, 2, 2]])
+    repeated: Any = relayered(field, 6, "repeat").layers
+    weights = np.asarray(repeated.block.branches[0].mixer.qkv.weight)
+    np.testing.assert_array_equal(weights, old[[0, 0, 1, 1, 2, 2]])
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -151,7 +155,7 @@ def test_another_depth_follows_the_same_flow(field: str):
     assert jax.tree.structure(fresh) == jax.tree.structure(start.model)
     layers = {"per-layer": 6, "low-rank": 3}
     if field in layers:
-        assert start.model.field.num_layers == layers[field]
+        assert field_of(start).num_layers == layers[field]
 
 
 def test_gates_are_time_features_gates_and_norms():

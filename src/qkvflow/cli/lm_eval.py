@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))
     model = at_depth(trained.model, trained.config.model.config, args)
-    found = simple_evaluate(
+    found: Any = simple_evaluate(
         model=HarnessModel(model, trained.tokenizer, batch_size=args.batch_size),
         tasks=tasks,
         task_manager=manager,
@@ -59,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         bootstrap_iters=1000,
         log_samples=False,
     )
-    assert found is not None
     answer = {
         "path": args.dir,
         "model": trained.config.model.name,

@@ -63,16 +63,13 @@ class HarnessModel(TemplateLM):
     ) -> list[int]:
         return self._tokenizer.encode(string).tolist()
 
-    @property
-    def tokenizer_name(self) -> str:
-        return self._tokenizer.name
-
     # What it asks
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **options: Any
     ) -> list[tuple[float, bool]]:
-        return [tuple(each) for each in self._scores([pair for _, *pair in requests])]
+        scores = self._scores([pair for _, *pair in requests])
+        return [(each.log_likelihood, each.is_greedy) for each in scores]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
         windows: list[Any] = []
@@ -126,7 +123,8 @@ class HarnessModel(TemplateLM):
             padded = np.zeros((self._batch_size, length + 1), np.int32)
             for row, index in enumerate(members):
                 padded[row, : len(sequences[index])] = sequences[index]
-            found = jax.device_get(_score(self._model, padded[:, :-1], padded[:, 1:]))
+            inputs, targets = jnp.asarray(padded[:, :-1]), jnp.asarray(padded[:, 1:])
+            found = jax.device_get(_score(self._model, inputs, targets))
             for row, index in enumerate(members):
                 end = len(sequences[index]) - 1
                 own = slice(end - len(pairs[index][1]), end)
