@@ -50,6 +50,8 @@ def run(name: str, mesh: str) -> dict[str, Any]:
         max_steps=STEPS,
         batch_size=BATCH,
         context=SHAPE["context"],
+        # One of them in parts, which have to be divided over devices as well.
+        grad_accum=2 if name == "time-indexed-mlp" else 1,
         constrain=layout.rows,
         arrange=layout.model,
     )

@@ -1,8 +1,5 @@
 """The step: the same bits however it is cut, over seeds at once, and against a plain loop."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -164,37 +161,3 @@ def test_bfloat16_keeps_float32_master_weights(tiny: Callable[..., RunConfig]):
     exact = run(jax.jit(full.chunk()), full.state(0), 0, [6])[1]
     assert not np.array_equal(losses, exact)
     np.testing.assert_allclose(losses, exact, rtol=0.02)
-
-
-MESH = """
-import jax, numpy as np, jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from qkvflow.training import init_state, make_chunk, make_config
-from qkvflow.training.optim import optimiser
-from qkvflow.training.run import abstract_model, initial_params
-from qkvflow.training.schedule import make_schedule
-
-config = make_config({"model": {"d_model": 16, "num_steps": 2, "num_heads": 2, "context": 16}})
-schedule = make_schedule(config.optim, 20)
-rule, static = optimiser(config.optim, schedule), abstract_model(config, 17)[1]
-tokens = jnp.asarray(np.random.default_rng(1).integers(0, 17, 500).astype(np.uint8))
-mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-by_rows = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("data")))
-init = jax.jit(lambda seed: init_state(initial_params(config, 17)(seed), rule))
-found = []
-for place, constrain in ((jax.devices()[0], lambda x: x), (NamedSharding(mesh, P()), by_rows)):
-    chunk = make_chunk(static, rule, schedule, max_steps=5, batch_size=4, context=16,
-                       constrain=constrain)
-    arguments = jax.device_put((init(0), jnp.asarray(0), tokens, jnp.asarray(5)), place)
-    found.append(np.asarray(jax.jit(chunk)(*arguments)[1].loss))
-assert jax.device_count() == 2
-np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
-"""
-
-
-def test_two_devices_give_the_same_losses():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    done = subprocess.run(
-        [sys.executable, "-c", MESH], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
