@@ -171,6 +171,11 @@ def test_rank_correlation(length: int):
 def test_no_trend_where_nothing_varies():
     assert np.isnan(trend(grid(6), np.ones(6)).p)
     assert np.isnan(trend(grid(2), np.array([1.0, 2.0])).p)
+    # Four depths have 24 orders: even the straightest rise has p = 2 / 24.
+    few = trend(grid(4), np.arange(4.0))
+    assert few.p == pytest.approx(2 / 24)
+    assert "too few depths (4)" in few.verdict()
+    assert trend(grid(6), np.arange(6.0)).verdict(4) == "grow with depth"
 
 
 def test_depths_hold_the_model_s_own():

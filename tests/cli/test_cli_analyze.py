@@ -24,7 +24,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_and_its_export(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    only = ["--only", "trajectory,spectra", "--text", "flow of time"]
+    only = ["--only", "spectra", "--text", "flow of time"]
     assert main(["analyze", str(run_dir), *only]) == 0
     said = capsys.readouterr()
     assert said.err == ""

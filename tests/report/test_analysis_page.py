@@ -13,6 +13,7 @@ import qkvflow
 from qkvflow.analysis import ANALYSES, Subject, analyse
 from qkvflow.errors import UserError
 from qkvflow.report.analysis import AnalysisPaths, build_analysis
+from qkvflow.report.analysis.charts import visible
 from qkvflow.report.analysis.sections import SECTIONS
 
 # Nothing a token says may become markup.
@@ -56,6 +57,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def built(saved: Path) -> AnalysisPaths:
     return build_analysis(saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [(" a", "␣a"), ("\n\n", "⏎⏎"), (" " * 8, "␣×8"), ("", "∅"), ("\x00", "�"), ("oooo", "oooo")],
+)
+def test_every_token_can_be_seen(text: str, seen: str):
+    assert visible(text) == seen
 
 
 def test_every_analysis_has_a_section():

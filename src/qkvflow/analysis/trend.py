@@ -7,6 +7,7 @@ Only a model's own grid points may be counted. Between them a field is smooth, a
 of depths could be taken: the p-value of a smooth curve would be as small as one likes.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import permutations
 
@@ -24,11 +25,15 @@ class Trend:
     """Spearman's rank correlation with t; NaN where nothing varies or there are too few depths."""
     p: float
     """Two-sided."""
+    depths: int
+    """How many depths were counted."""
 
     def verdict(self, tests: int = 1) -> str:
         """`tests` is how many trends are judged together (Bonferroni)."""
         if not np.isfinite(self.p):
             return "cannot be tested for a trend with depth"
+        if 2.0 / math.factorial(min(self.depths, 20)) * tests > ALPHA:
+            return f"have too few depths ({self.depths}) for any trend to show"
         if self.p * tests > ALPHA:
             return "show no clear trend with depth"
         return "grow with depth" if self.rho > 0 else "shrink with depth"
@@ -44,12 +49,12 @@ def trend(ts: Float[np.ndarray, " depth"], values: Float[np.ndarray, " depth"]) 
     # Rounding alone must not make ranks of a quantity that is constant.
     spread = np.ptp(values) if len(values) else 0.0
     if len(ts) < 3 or not spread > 1e-6 * np.max(np.abs(values)):
-        return Trend(np.nan, np.nan)
+        return Trend(np.nan, np.nan, len(ts))
     x, y = stats.rankdata(ts), stats.rankdata(values)
     rho = float(np.corrcoef(x, y)[0, 1])
     if len(ts) > EXACT:
         t = rho * np.sqrt((len(ts) - 2) / max(1.0 - rho**2, 1e-300))
-        return Trend(rho, float(2.0 * stats.t.sf(abs(t), len(ts) - 2)))
+        return Trend(rho, float(2.0 * stats.t.sf(abs(t), len(ts) - 2)), len(ts))
     orders = np.array(list(permutations(y)))
     others = (orders - y.mean()) @ (x - x.mean())
-    return Trend(rho, float(np.mean(np.abs(others) >= np.abs(others[0]) - 1e-9)))
+    return Trend(rho, float(np.mean(np.abs(others) >= np.abs(others[0]) - 1e-9)), len(ts))

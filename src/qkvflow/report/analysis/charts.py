@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -144,12 +145,12 @@ def band(name: str, x: np.ndarray, values: np.ndarray) -> Series:
 
 
 def visible(text: str) -> str:
-    """A token as it can be seen: spaces, line breaks and the like have a sign."""
-    signs = {" ": "␣", "\n": "⏎", "\t": "⇥", "": "∅"}
-    if text in signs:
-        return signs[text]
-    text = text.replace("\n", "⏎").replace("\t", "⇥")
-    return "".join(c if c.isprintable() else "�" for c in text)
+    """A token as it can be seen: spaces, line breaks and the like have a sign, long runs a count."""
+    if not text:
+        return "∅"
+    signs = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+    runs = ((signs.get(c, c if c.isprintable() else "�"), len([*run])) for c, run in groupby(text))
+    return "".join(f"{c}×{n}" if n > 3 and c in signs.values() else c * n for c, n in runs)
 
 
 def plain(value: Any) -> Any:
