@@ -10,7 +10,7 @@ WORKERS ?= auto
 PEERS := transformers==5.22.2 statsmodels==0.15.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format compare peers benchmark clean
+.PHONY: help setup test lint format compare peers benchmark soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -36,6 +36,9 @@ peers: $(VENV)/.peers ## install PyTorch, other peers and every extra, so that n
 
 benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
 	$(BIN)/python -m benchmarks
+
+soak: $(VENV)/.dev ## train for 2,000 steps and check that memory and file handles stay flat
+	$(BIN)/python -m benchmarks.soak
 
 clean: ## remove .venv and everything else that can be made again
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist
