@@ -216,6 +216,17 @@ def test_a_cluster_is_found_and_evaluates(alone: Path):
     assert second == ""
 
 
+def test_another_command_is_refused(config: Path, tmp_path: Path):
+    join = ("--coordinator", f"127.0.0.1:{free_port()}", "--num-processes", "2", "--process-id")
+    arguments = ("train", "--config", str(config), "--out", str(tmp_path / "run"))
+    both = [start(*arguments, *join, str(i), "--seed", str(i)) for i in range(2)]
+    for process in both:
+        complaints = process.communicate(timeout=600)[1]
+        assert process.returncode == 2, complaints
+        assert "the configuration of process 1 is not that of process 0" in complaints
+    assert not (tmp_path / "run").exists()
+
+
 def test_launch_names_the_one_that_died(config: Path, tmp_path: Path):
     arguments = ("train", "--config", str(config), "--out", str(tmp_path / "run"))
     process = start("launch", "-n", "2", "--", *arguments)

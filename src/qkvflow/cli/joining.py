@@ -43,7 +43,7 @@ def joined(args: argparse.Namespace, work: Callable[[], int]) -> int:
         hosts.leave(1)
     except UserError as error:
         print(f"qkvflow: {error}", file=sys.stderr)
-        hosts.leave(2)
+        hosts.leave_together(2)
     except BaseException:
         traceback.print_exc()
         hosts.leave(1)

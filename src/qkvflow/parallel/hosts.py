@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -202,13 +203,13 @@ def of_collective(error: Exception) -> bool:
     return any(word in text for word in words)
 
 
-def missing() -> list[int]:
-    """The processes that do not answer within a few seconds."""
+def missing(question: str = "anyone there") -> list[int]:
+    """The processes that do not answer within a few seconds. A question is asked only once."""
     from orbax.checkpoint import multihost
 
     everybody = set(range(count()))
     try:
-        multihost.sync_global_processes("anyone there", timeout=LOST_SECONDS, processes=everybody)
+        multihost.sync_global_processes(question, timeout=LOST_SECONDS, processes=everybody)
     except Exception as error:
         # The service names those who did not come to the barrier, one on a line.
         named = str(error).partition("timed out task names:")[2]
@@ -219,6 +220,14 @@ def missing() -> list[int]:
 def part() -> None:
     """Leave the run in good order: when all have come to its end."""
     jax.distributed.shutdown()
+
+
+def leave_together(code: int) -> NoReturn:
+    """End this process, after those who end for the same reason: the first one last, because JAX
+    aborts the others when it goes."""
+    if not missing("leaving") and is_first():
+        time.sleep(1)
+    leave(code)
 
 
 def leave(code: int) -> NoReturn:

@@ -4,6 +4,7 @@ This is the one place of the room where a configuration becomes a model.
 """
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -177,14 +178,15 @@ def load_data(config: RunConfig) -> EncodedCorpus:
 
 def _load_everywhere(config: RunConfig) -> EncodedCorpus:
     """The same corpus in every process: encoded by the first, read by the others."""
+    hosts.require_same("the configuration", hashlib.sha256(repr(config).encode()).hexdigest())
     encoded = hosts.first_then_all(lambda: load_data(config))
-    hosts.require_same("the configuration", repr(sorted(config.to_dict()["train"].items())))
     hosts.require_same("the text", f"{encoded.corpus.sha256} {encoded.tokenizer.identity}")
     return encoded
 
 
 def _check_layout(layout: Layout, config: RunConfig, encoded: EncodedCorpus) -> None:
     train, shape = config.train, config.model.config
+    hosts.require_same("the mesh", str(layout.shape))
     params = abstract_model(config, encoded.tokenizer.vocab_size)[0]
     heads = shape.num_heads if "attention" in shape.block else None
     layout.check(params, train.batch_size, train.grad_accum, num_heads=heads)
