@@ -145,7 +145,7 @@ def band(name: str, x: np.ndarray, values: np.ndarray) -> Series:
 
 
 def visible(text: str) -> str:
-    """A token as it can be seen: spaces, line breaks and the like have a sign, long runs a count."""
+    """A token as it can be seen: spaces and line breaks have a sign, long runs of them a count."""
     if not text:
         return "∅"
     signs = {" ": "␣", "\n": "⏎", "\t": "⇥"}
