@@ -7,17 +7,12 @@ cache directory.
 
 import os
 import sys
-from importlib.metadata import version
 
 assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile much and compute little: without LLVM's optimisations, compiling costs half.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-# Without XLA's fusion emitters, a third of that. An XLA that does not know the flag would abort.
-if version("jaxlib").startswith("0.10."):
-    flags = f"--xla_cpu_use_fusion_emitters=false {os.environ.get('XLA_FLAGS', '')}"
-    os.environ["XLA_FLAGS"] = flags.strip()
 
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
