@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from on_devices import MODELS, SHAPE
 
+pytestmark = pytest.mark.slow
+
 MESHES = {1: "data=1", 2: "fsdp=2", 4: "data=2,tensor=2", 8: "data=2,fsdp=2,tensor=2"}
 
 

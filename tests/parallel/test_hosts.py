@@ -24,6 +24,8 @@ from qkvflow.training import load_config, load_run, resume, train
 from qkvflow.training.checkpoint import Checkpoints
 from qkvflow.training.rundir import read_lines
 
+pytestmark = pytest.mark.slow
+
 STEPS = 120
 MESH = ("--mesh", "fsdp=2,tensor=2")
 FOUR = ("launch", "-n", "2", "--devices", "2", "--")
