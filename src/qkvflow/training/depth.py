@@ -17,12 +17,13 @@ the numbers are few, the steps are many. (Under `vmap` over seeds a switch compu
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
@@ -33,6 +34,9 @@ from qkvflow.training.step import Objective, plain
 
 if TYPE_CHECKING:
     from qkvflow.training.config import TrainConfig
+
+Branch = Callable[[Any, Any], tuple[Array, Array]]
+"""The objective at one number of steps, of the model's arrays and what else is given."""
 
 MOST_NUMBERS = 8
 """Of steps to draw from: each is a branch to compile."""
@@ -83,7 +87,7 @@ def make_objective(train: "TrainConfig", scheme: str) -> Objective:
     """The objective of a configuration; the plain one where nothing is asked for."""
     jitter, weight = parse_jitter(train.depth_jitter), train.consistency
     if jitter == Jitter() and not weight:
-        return plain if train.only == "all" else _frozen(plain, train.only)
+        return plain if train.only == "all" else _frozen(train.only)
     if scheme == "adaptive":
         raise UserError(
             "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
@@ -95,23 +99,53 @@ def make_objective(train: "TrainConfig", scheme: str) -> Objective:
     ) -> tuple[Array, Array]:
         key_number, key_offset = jax.random.split(depth_key)
         share = jax.random.uniform(key_offset)
+        arrays, static = eqx.partition(model, eqx.is_inexact_array)
 
-        def at(number: int) -> tuple[Array, Array]:
-            edges = shifted_edges(number, share) if jitter.offset else None
-            return _value(model.at_depth(number), inputs, targets, key, edges, weight)
+        def at(number: int) -> Branch:
+            def value(arrays: Any, given: Any) -> tuple[Array, Array]:
+                inputs, targets, key, share = given
+                changed = freeze(eqx.combine(arrays, static), train.only).at_depth(number)
+                edges = shifted_edges(number, share) if jitter.offset else None
+                return _value(changed, inputs, targets, key, edges, weight)
 
-        numbers = jitter.numbers or (model.num_steps,)
+            return value
+
+        numbers, given = jitter.numbers or (model.num_steps,), (inputs, targets, key, share)
+        if len(numbers) == 1:
+            return at(numbers[0])(arrays, given)
         index = jax.random.randint(key_number, (), 0, len(numbers))
-        return jax.lax.switch(index, [lambda number=number: at(number) for number in numbers])
+        return _switch(index, [at(number) for number in numbers], arrays, given)
 
-    return _frozen(objective, train.only)
+    return objective
 
 
-def _frozen(objective: Objective, only: str) -> Objective:
-    """The objective as a function of the trained arrays alone."""
+def _switch(
+    index: Int[Array, ""], branches: list[Branch], arrays: Any, given: Any
+) -> tuple[Array, Array]:
+    """`branches[index](arrays, given)`, differentiated inside the branch that is taken:
+    differentiated from outside, every branch would have to fill in what the backward passes of all
+    others keep. The second value has no gradient."""
+
+    @jax.custom_vjp
+    def drawn(arrays: Any, index: Any, given: Any) -> tuple[Array, Array]:
+        return jax.lax.switch(index, branches, arrays, given)
+
+    def forward(arrays: Any, index: Any, given: Any) -> tuple[tuple[Array, Array], Any]:
+        inner = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        return jax.lax.switch(index, inner, arrays, given)
+
+    def backward(gradient: Any, cotangents: tuple[Array, Array]) -> tuple[Any, None, None]:
+        return jax.tree.map(lambda leaf: cotangents[0] * leaf, gradient), None, None
+
+    drawn.defvjp(forward, backward)
+    return drawn(arrays, index, given)
+
+
+def _frozen(only: str) -> Objective:
+    """The plain objective as a function of the trained arrays alone."""
 
     def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Array]:
-        return objective(freeze(model, only), *batch, **keys)
+        return plain(freeze(model, only), *batch, **keys)
 
     return frozen
 

@@ -174,6 +174,10 @@ def _gradient(
             batch = constrain(inputs), constrain(targets)
             return objective(model, *batch, key=key, depth_key=depth)
 
+        # One value and not two equal ones: programs that differ elsewhere then still agree to the
+        # last bit.
+        if objective is plain:
+            return jax.value_and_grad(lambda params: value(params)[0])(params)
         (_, entropy), gradient = jax.value_and_grad(value, has_aux=True)(params)
         return entropy, gradient
 
