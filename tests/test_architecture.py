@@ -30,7 +30,7 @@ ROWS = (
     ("fields",),
     ("schemes",),
     ("blocks",),
-    ("paths",),
+    ("allocator", "paths"),
     ("errors",),
 )
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
-from qkvflow import __version__
+from qkvflow import __version__, allocator
 from qkvflow.errors import UserError, unknown
 
 VERBS: dict[str, str] = {
@@ -18,7 +18,7 @@ VERBS: dict[str, str] = {
     "plan": "what a training run needs, and where it fits, without running it",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
-    "launch": "train, resume or eval by several processes on this machine",
+    "launch": "train, resume, finetune or eval by several processes on this machine",
     "finetune": "continue a pretrained run on other data, at another depth",
     "eval": "the loss of a trained model on a whole split",
     "lm-eval": "a trained model on the tasks of EleutherAI's evaluation harness",
@@ -69,6 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] == "--version":
         print(f"qkvflow {__version__}")
         return 0
+    allocator.settle()
     try:
         return _run_verb(argv[0], argv[1:])
     except UserError as error:
@@ -97,7 +98,3 @@ def _underscored(word: str) -> str:
     name, equals, value = word.partition("=")
     is_field = name.startswith("--") and "." in name and " " not in name
     return f"--{name[2:].replace('-', '_')}{equals}{value}" if is_field else word
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from qkvflow import allocator
 from qkvflow.errors import UserError
 from qkvflow.parallel import hosts
 from qkvflow.training.config import CheckpointConfig
@@ -65,6 +66,7 @@ class Checkpoints:
         """
         self._policy.best = best
         self.check_room(state)
+        allocator.give_back()  # What the one before took: copies of arrays, in pieces.
         try:
             self._manager.save(
                 step,

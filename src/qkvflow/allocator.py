@@ -1,0 +1,42 @@
+"""Memory that is freed goes back to the system: settings of glibc's allocator, where it is used.
+
+By default every thread that allocates may get an arena of its own, none of which gives back what
+other arenas could use, and the size from which allocations are mappings of their own grows as the
+program runs. A process of many threads (JAX, TensorStore) then holds half as much again as it
+uses, and more with every hour. Elsewhere (macOS, musl) nothing is done.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""Names of settings in glibc's malloc.h."""
+
+
+def settle() -> None:
+    """Two arenas, and thresholds that stay where they are; for the start of a process.
+
+    They are high, so that the workspace of a matrix product is not mapped anew for each: with the
+    defaults of a fresh process a training step takes a tenth longer.
+    """
+    if (libc := _glibc()) is not None:
+        libc.mallopt(_ARENA_MAX, 2)
+        libc.mallopt(_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_TRIM_THRESHOLD, 64 << 20)
+
+
+def give_back() -> None:
+    """All that is free, now; takes milliseconds."""
+    if (libc := _glibc()) is not None:
+        libc.malloc_trim(0)
+
+
+@cache
+def _glibc() -> Any:
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018 - tells glibc from others
+    except (OSError, TypeError, AttributeError):
+        return None
+    return libc
