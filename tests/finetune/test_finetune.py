@@ -134,6 +134,22 @@ def test_lora_trains_adapters_alone(place: Path, base: Path, tuned: Callable[...
     assert report["parameters"]["trained"] == sum(leaf.size for leaf in adapters.values())
 
 
+def test_gates_train_what_says_how_depth_enters(place: Path, base: Path, tuned: Callable[..., Any]):
+    report = tuned("gates", 6)
+    before, after = arrays(base), arrays(place / "gates-6")
+    assert before.keys() == after.keys()
+    moved = {name for name, leaf in before.items() if np.any(after[name] != leaf)}
+    assert report["parameters"]["trained"] == sum(before[name].size for name in moved)
+    assert any("norm" in name for name in moved)
+    assert any("time" in name for name in moved)
+    # Neither the maps from which the generator mixes its weights nor the table of tokens.
+    largest = max(before, key=lambda name: before[name].size)
+    assert not {largest, ".embedding"} & moved
+    new = report["new_data"]
+    assert new["tuned"] < new["frozen_at_this_depth"] - 0.1
+    assert new["tuned"] < new["frozen"]
+
+
 def test_a_finetuned_run_is_a_run(
     place: Path, base: Path, tuned: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ):

@@ -66,7 +66,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         **environment,
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "qkvflow.cli", *arguments],
+        [sys.executable, "-m", "qkvflow", *arguments],
         env={**os.environ, **settings},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,6 +116,23 @@ def assert_close(one: Path, other: Path) -> None:
     for split in ("validation", "test"):
         nats = [record(each)["losses"][split]["nats"] for each in (one, other)]
         assert nats[0] == pytest.approx(nats[1], rel=1e-5)
+
+
+def test_two_processes_fine_tune_as_one(alone: Path, config: Path, tmp_path: Path):
+    """From weights that every process reads whole; what belongs to the run is written once."""
+    spec = load_config(str(config)).data.spec
+    words = ("finetune", str(alone), "--data", spec, "--num-steps", "4", "--layers", "repeat")
+    words = (*words, "--method", "lora", "--steps", "20", "--train.eval_every", "20")
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main([*words, "--out", str(one), "--quiet"]) == 0
+    said = finished(start(*FOUR, *words, "--out", str(two), *MESH))
+    assert said.count("first data:") == 1
+    assert_close(two, one)
+    reports = [json.loads((each / "finetune.json").read_text()) for each in (one, two)]
+    for part in ("new_data", "first_data"):
+        losses = [[v for v in each[part].values() if isinstance(v, float)] for each in reports]
+        np.testing.assert_allclose(losses[0], losses[1], atol=2e-5)
+    assert (two / "adapter.safetensors").exists()
 
 
 def test_two_processes_make_the_run_of_one(alone: Path, together: tuple[Path, str]):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import SHORT, add_config_options
 from qkvflow.cli.train import add_output_options, report
 from qkvflow.errors import UserError
@@ -48,12 +49,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     taken = ("--model", "--size", "--tokenizer", "--data", "--data-dir")
     short = {option: value for option, value in SHORT.items() if option not in taken}
     add_config_options(parser, short)
+    add_parallel_options(parser)
     add_output_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    return joined(args, lambda: _finetune(args))
+
+
+def _finetune(args: argparse.Namespace) -> int:
     from qkvflow.finetune import Adaptation, finetune
-    from qkvflow.finetune.run import read_report, summary
+    from qkvflow.finetune.run import REPORT, read_report, summary
+    from qkvflow.parallel import hosts
     from qkvflow.training import parse_overrides
 
     overrides = parse_overrides(args.overrides)
@@ -79,9 +86,11 @@ def run(args: argparse.Namespace) -> int:
             sample=sample,
             reporter=reporter,
             label=args.label,
+            mesh=args.mesh,
         ),
     )
-    if code == 0 and not args.quiet and not args.json:
+    report_file = Path(args.out) / REPORT
+    if code == 0 and hosts.is_first() and report_file.exists() and not args.quiet and not args.json:
         print(summary(read_report(Path(args.out))))
     return code
 

@@ -4,7 +4,7 @@ import argparse
 
 from qkvflow.errors import UserError, unknown
 
-_VERBS = ("train", "resume", "eval")
+_VERBS = ("train", "resume", "finetune", "eval")
 _EPILOG = """\
   qkvflow launch -n 2 -- train --model standard --data stdlib --steps 100 --out runs/two
   qkvflow launch -n 2 --devices 2 -- resume runs/two --mesh data=2,fsdp=2
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--devices", type=int, metavar="K", help="pretend that each has K devices, on a CPU"
     )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- VERB ...", help="train, resume or eval"
+        "command", nargs=argparse.REMAINDER, metavar="-- VERB ...", help=", ".join(_VERBS)
     )
 
 

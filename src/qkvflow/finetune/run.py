@@ -15,6 +15,7 @@ from qkvflow.errors import UserError
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
 from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
 from qkvflow.lm import LanguageModel
+from qkvflow.parallel import hosts
 from qkvflow.training import rundir
 from qkvflow.training.config import RunConfig, make_config
 from qkvflow.training.evaluate import evaluate
@@ -40,25 +41,32 @@ def finetune(
     sample: Sample | None = None,
     reporter: Reporter | None = None,
     label: str | None = None,
+    mesh: str | None = None,
 ) -> dict[str, Any]:
     """Continue a pretrained run (or export) on other data; returns the content of `record.json`.
 
-    `overrides` are sections of the configuration, on top of the pretrained run's own.
+    `overrides` are sections of the configuration, on top of the pretrained run's own; `mesh` says
+    how devices are used, as in `train`.
     """
     base, out = load(base_path, step=step), Path(out)
     config = finetune_config(base, Path(base_path), adaptation, data, data_dir, overrides or {})
     key = model_key(config.train.seed)
     start = adapted_model(base, config.model.config, adaptation, key=key)
     plan = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
-    rundir.create(out)
-    with rundir.writing(out, resumable=False):
-        rundir.write_whole(out / PLAN, rundir.to_json(plan, 1) + "\n")
+
+    def begin() -> None:
+        rundir.create(out)
+        with rundir.writing(out, resumable=False):
+            rundir.write_whole(out / PLAN, rundir.to_json(plan, 1) + "\n")
+
+    hosts.first(begin)
     record = train(
         config,
         out,
         sample=sample,
         reporter=reporter,
         label=label or f"{base.config.model.name} ({adaptation.method})",
+        mesh=mesh,
         start=start,
     )
     complete(out, reporter)
@@ -71,15 +79,27 @@ def complete(directory: str | Path, reporter: Reporter | None = None) -> None:
     if not (directory / PLAN).exists() or (directory / REPORT).exists():
         return
     plan = json.loads((directory / PLAN).read_text("utf-8"))
-    adaptation, tuned = Adaptation(**plan["adaptation"]), load(directory)
-    base_hash = tuned.config.train.start
-    if adaptation.method == "lora" and base_hash is not None:
-        with rundir.writing(directory):
-            save_adapter(tuned.model, adaptation, base_hash, directory / FILE)
+    tuned = load(directory)
     try:
         base = load(plan["base"], step=plan["step"])
     except UserError as error:
-        note(f"no {REPORT}: the pretrained run cannot be read ({error})")
+        base = error
+    hosts.first(lambda: _write(directory, plan, tuned, base, note))
+
+
+def _write(
+    directory: Path,
+    plan: dict[str, Any],
+    tuned: Trained,
+    base: Trained | UserError,
+    note: Callable[[str], None],
+) -> None:
+    adaptation, base_hash = Adaptation(**plan["adaptation"]), tuned.config.train.start
+    if adaptation.method == "lora" and base_hash is not None:
+        with rundir.writing(directory):
+            save_adapter(tuned.model, adaptation, base_hash, directory / FILE)
+    if isinstance(base, UserError):
+        note(f"no {REPORT}: the pretrained run cannot be read ({base})")
         return
     if weights_hash(base.model) != base_hash:
         note(f"no {REPORT}: {plan['base']} holds other weights than this run began from")
