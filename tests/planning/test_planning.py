@@ -108,6 +108,22 @@ def test_a_plan_agrees_with_the_counts(name: str):
         )
 
 
+def test_a_plan_of_the_step_that_is_asked_for():
+    """Only gates trained, or a number of steps drawn: the program is another one."""
+    model = {"name": "time-indexed-mlp"}
+    whole, gates = (
+        make_plan(job(model=model, train={"only": only}))["memory_per_device"]
+        for only in ("all", "gates")
+    )
+    assert 0 < gates["gradients"] < whole["gradients"] / 2
+    assert gates["optimiser"] == pytest.approx(2 * gates["gradients"], abs=100)
+    assert gates["parameters"] == whole["parameters"]
+    drawn = make_plan(job(model=model, train={"depth_jitter": "2,4"}))["flops_per_step"]
+    assert drawn["compiled"] == pytest.approx(drawn["analytic"], rel=0.03)
+    fixed = make_plan(job(model={**model, "num_steps": 3}))["flops_per_step"]
+    assert drawn["compiled"] == pytest.approx(fixed["compiled"], rel=0.01)
+
+
 def test_time_and_cost_of_a_mesh():
     memory = Memory(1, 2, 1, 0, 0, 100)
     program = Program(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))
@@ -151,7 +167,7 @@ def test_a_mesh_of_pretend_devices_in_a_process():
     """Data parallel training exchanges its gradients once: 2 (n - 1) / n of them."""
     options = [f"--model.{key}={value}" for key, value in TINY.items()]
     options += ["--data", "wikitext-103", "--tokenizer", "bpe:300", "--batch-size", "256"]
-    command = [sys.executable, "-m", "qkvflow.cli", "plan", *options, "--mesh", "data=4", "--json"]
+    command = [sys.executable, "-m", "qkvflow", "plan", *options, "--mesh", "data=4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)

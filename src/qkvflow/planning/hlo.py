@@ -79,9 +79,11 @@ def count_work(text: str) -> Work:
         total = Work()
         for each in computations.get(computation, {}).values():
             total = total.plus(_own(each, shapes, devices))
-            inside = Work()
-            for called in _called(each):
-                inside = inside.plus(work(called))
+            called = tuple(map(work, _called(each)))
+            inside = Work(*(sum(parts) for parts in zip(*called, strict=True)))
+            if each.operation == "conditional":
+                # One of its branches runs, whichever: they count by their mean.
+                inside = Work(*(part // len(called) for part in inside))
             trips = _TRIPS.search(each.rest) if each.operation == "while" else None
             total = total.plus(inside.times(int(trips[1]) if trips else 1))
         return total

@@ -5,7 +5,7 @@ assignment gave it, per device, and is told apart by what is known of it:
 
     parameters   the model's arrays
     optimiser    its state, and the few counters beside it
-    gradients    as large as the parameters
+    gradients    as large as the parameters that are trained
     generated    weights along depth that are not parameters themselves, and their gradients
     batch        the tokens of the step
     activations  all the rest: what the backward pass keeps, and workspace
@@ -19,15 +19,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from qkvflow.lm import LanguageModel, count_flops, count_parameters, num_pieces, weights_in_effect
+from qkvflow.lm import LanguageModel, count_parameters, num_pieces, weights_in_effect
 from qkvflow.parallel.layout import Layout
 from qkvflow.parallel.mesh import ROWS, MeshShape, make_mesh
 from qkvflow.planning.hlo import Work, count_work
 from qkvflow.schemes import AbstractStepScheme, stage_times
 from qkvflow.training.config import RunConfig
+from qkvflow.training.depth import make_objective, step_flops
+from qkvflow.training.loop import abstract_state
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import init_state, make_host_chunk
+from qkvflow.training.selection import trained_arrays
+from qkvflow.training.step import make_host_chunk
 from qkvflow.zoo import abstract
 
 # The code of a program that is not run need not be good; its buffers are the same.
@@ -71,8 +74,8 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
     heads = shape.num_heads if "attention" in shape.mixers else None
     layout.check(params, train.batch_size, train.grad_accum, num_heads=heads)
     schedule = make_schedule(config.optim, train.steps)
-    optim = optimiser(config.optim, schedule)
-    state = layout.like(jax.eval_shape(lambda params: init_state(params, optim), params))
+    optim = optimiser(config.optim, schedule, train.only)
+    state = layout.like(abstract_state(config, params))
     chunk = make_host_chunk(
         static,
         optim,
@@ -81,6 +84,7 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
         batch_size=train.batch_size,
         grad_accum=train.grad_accum,
         dropout=shape.dropout > 0 or shape.attention_dropout > 0,
+        objective=make_objective(train, shape.scheme),
         constrain=layout.rows,
         arrange=layout.model,
     )
@@ -94,18 +98,20 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
     compiled = lowered.compile(compiler_options=_QUICKLY)
     rows = train.batch_size // train.grad_accum
     pieces = num_pieces(rows, shape.context, vocab_size, mesh.rows * model.max_logits)
-    flops = count_flops(model).per_step(config.tokens_per_step)
+    flops = step_flops(train, model, config.tokens_per_step)
     again = 2 * model.d_model * vocab_size * config.tokens_per_step if pieces > 1 else 0
     return Program(
         parameters=count_parameters(model).total,
         in_effect=weights_in_effect(model),
         analytic_flops=flops + again,
-        memory=_memory(compiled, state, _generated(model, layout), 2 * _held(tokens)),
+        memory=_memory(
+            compiled, state, _generated(model, layout), 2 * _held(tokens), config.train.only
+        ),
         work=count_work(compiled.as_text() or ""),
     )
 
 
-def _memory(compiled: Any, state: Any, generated: int, batch: int) -> Memory:
+def _memory(compiled: Any, state: Any, generated: int, batch: int, only: str) -> Memory:
     analysis = compiled.memory_analysis()
     total = (
         analysis.argument_size_in_bytes
@@ -115,10 +121,11 @@ def _memory(compiled: Any, state: Any, generated: int, batch: int) -> Memory:
     )
     parameters = _held(state.params)
     optimiser = _held(state) - parameters
-    rest = total - 2 * parameters - optimiser - batch
+    gradients = _held(eqx.filter(state.params, trained_arrays(state.params, only)))
+    rest = total - parameters - optimiser - gradients - batch
     # What is known to be needed may be spared by the compiler; it is never more than there is.
     generated = max(0, min(generated, rest))
-    return Memory(parameters, optimiser, parameters, generated, batch, max(0, rest - generated))
+    return Memory(parameters, optimiser, gradients, generated, batch, max(0, rest - generated))
 
 
 def _held(tree: Any) -> int:
