@@ -38,7 +38,7 @@ class Sample:
 
 def watch(steps: int, out: Path) -> list[Sample]:
     """Train, and look at the process several times a second until it has made its last step."""
-    command = [sys.executable, "-m", "qkvflow.cli", "train", *_OPTIONS.split(), "--quiet"]
+    command = [sys.executable, "-m", "qkvflow", "train", *_OPTIONS.split(), "--quiet"]
     process = subprocess.Popen([*command, "--steps", str(steps), "--out", str(out)])
     samples = []
     while process.poll() is None:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from qkvflow.errors import UserError
+
 
 def cache_dir(*parts: str) -> Path:
     """`$QKVFLOW_CACHE`, or `qkvflow` in the user's cache directory; created on demand."""
@@ -11,5 +13,11 @@ def cache_dir(*parts: str) -> Path:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         base = Path(home) / "qkvflow"
     path = Path(base, *parts)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the cache directory {path} cannot be made ({error.strerror}); set QKVFLOW_CACHE to a "
+            "directory that can be written"
+        ) from None
     return path

@@ -232,7 +232,7 @@ def test_export_and_eval_of_the_export(trained: Path, tmp_path: Path, run: Run):
 def test_a_real_command_stops_and_resumes(config: Path, tmp_path: Path):
     """Ctrl-C in a terminal: one line that says how to go on, and code 130."""
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "qkvflow.cli"]
+    command = [sys.executable, "-m", "qkvflow"]
     argv = ["train", "--config", str(config), "--out", str(out), "--steps", "100000"]
     process = subprocess.Popen(
         [*command, *argv, "--no-samples", "--train.eval_every", "100000"],

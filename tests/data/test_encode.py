@@ -18,6 +18,7 @@ from qkvflow.data.encode import encode_split
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers import ByteTokenizer, CharTokenizer
 from qkvflow.errors import UserError
+from qkvflow.paths import cache_dir
 
 
 def kept(cache: Path) -> list[Path]:
@@ -186,3 +187,10 @@ def test_a_full_disk_is_one_line(tiny: Corpus, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match="No space left on device; free some space or set QKV"):
         encode_corpus(tiny, ByteTokenizer())
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QKVFLOW_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"Not a directory.*QKVFLOW_CACHE"):
+        cache_dir("tokens")

@@ -41,7 +41,7 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
     out = tmp_path / "out"
     given = ("--plugin", str(EXAMPLE), "--models", "standard,my-field", "--steps", "6")
     words = options(text, out, *given, "--evaluations", "2", "--speed-rounds", "0")
-    line = [sys.executable, "-m", "qkvflow.cli", *words]
+    line = [sys.executable, "-m", "qkvflow", *words]
     ended = subprocess.run(
         line, env=environment(COLUMNS="160"), capture_output=True, text=True, timeout=600
     )

@@ -242,7 +242,7 @@ def test_programs_are_cut_to_the_memory(text: Path, monkeypatch: pytest.MonkeyPa
 
 def command(plan: Path, out: Path) -> list[str]:
     return [
-        *(sys.executable, "-m", "qkvflow.cli", "compare", "--config", str(plan)),
+        *(sys.executable, "-m", "qkvflow", "compare", "--config", str(plan)),
         *("--out", str(out), "--seeds-per-program", "2", "--no-report"),
     ]
 

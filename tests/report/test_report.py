@@ -154,6 +154,15 @@ def test_what_is_missing_is_said(
     assert paths.html.stat().st_size > 10_000
 
 
+def test_ngrams_that_counted_a_part_say_so(study: Path, no_figures: None):
+    experiment(study, models=FEW)
+    file = study / "baselines.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "train_tokens": 1000}))
+    names = [row["label"] for row in read_rows(build_report([study]))]
+    assert "trigram (first 1k tokens)" in names
+    assert "trigram" not in names
+
+
 def test_broken_side_files_are_named(study: Path, no_figures: None):
     experiment(study, models=FEW)
     (study / "speed.json").write_text('{"models": ')

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from qkvflow.blocks.base import is_weights
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
+from qkvflow.fields.mixture import mixture
 from qkvflow.fields.time import hats
 
 
@@ -35,7 +36,7 @@ class Adapter(eqx.Module):
         if not self.by_depth:
             return (self.down @ self.up)[None]
         weights = hats(ts, self.down.shape[0])
-        return jnp.tensordot(weights, self.down, 1) @ jnp.tensordot(weights, self.up, 1)
+        return mixture(weights, self.down) @ mixture(weights, self.up)
 
 
 class Lora(AbstractField):

@@ -50,7 +50,7 @@ def launch(command: Sequence[str], processes: int, *, devices: int | None = None
             options += ["--num-processes", str(processes)]
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "qkvflow.cli", *command, *options],
+                    [sys.executable, "-m", "qkvflow", *command, *options],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

@@ -12,6 +12,7 @@ from typing import Any
 
 from qkvflow.experiment.records import Curve, Records, finite
 from qkvflow.report.content import Baseline, Group
+from qkvflow.report.numbers import short
 
 SPLITS: tuple[str, ...] = ("validation", "test")
 _NAMES = {1: "unigram", 2: "bigram", 3: "trigram"}
@@ -65,14 +66,21 @@ def _text(records: Records, label: str, metric: str) -> str:
 
 
 def _ngrams(content: Mapping[str, Any], data: Mapping[str, Any]) -> list[Baseline]:
-    """One baseline per order: the smoothing that is better on validation."""
+    """One baseline per order: the smoothing that is better on validation.
+
+    One that has counted less than the train split (`data.ngrams.MOST_TOKENS`) says so.
+    """
+    counted = finite(content.get("train_tokens"))
+    all_there_is = finite(((data.get("splits") or {}).get("train") or {}).get("tokens"))
+    part = counted is not None and all_there_is is not None and counted < all_there_is
+    of_part = f" (first {short(counted)} tokens)" if part else ""
     best: dict[int, Baseline] = {}
     for entry in content.get("ngrams") or ():
         if finite(entry.get("order")) is None:
             continue
         order = int(entry["order"])
         losses = {split: finite(entry.get(split)) for split in SPLITS}
-        name = _NAMES.get(order, f"{order}-gram")
+        name = _NAMES.get(order, f"{order}-gram") + of_part
         each = Baseline(name, order, entry.get("smoothing"), losses, _bits(losses, data))
         if order not in best or _selected(each) < _selected(best[order]):
             best[order] = each

@@ -1,5 +1,0 @@
-import sys
-
-from qkvflow.cli import main
-
-sys.exit(main())
