@@ -159,7 +159,7 @@ def test_ngrams_that_counted_a_part_say_so(study: Path, no_figures: None):
     file = study / "baselines.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "train_tokens": 1000}))
     names = [row["label"] for row in read_rows(build_report([study]))]
-    assert "trigram (first 1k tokens)" in names
+    assert "trigram (first 1.00k tokens)" in names
     assert "trigram" not in names
 
 

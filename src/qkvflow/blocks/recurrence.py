@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 # Both chosen by measurement on a CPU (64 states, 1024 and 8192 positions, forward and backward).
 # Products for every position, without segments, cost about a quarter more for a whole layer: the
 # state is diagonal, so each product is small and needs its operands transposed.
-SEGMENT = 8
+SEGMENT = 16
 CHUNK = 32
 
 
@@ -76,31 +76,50 @@ def chunked_states(
     Segments of a few positions, all of them together, take a few multiply-adds. The states at the
     ends of the segments obey the same recurrence with the decay of a whole segment; they are
     `segment` times fewer and found by matrix products over chunks of `chunk` segments.
+
+    The states solve a linear system, h_k - a h_{k-1} = u_k, and are differentiated as its
+    solution: the gradient is the same recurrence backwards, and needs nothing kept but h.
     """
     if segment < 1 or chunk < 2:
         raise ValueError(f"need segment >= 1 and chunk >= 2, got {segment} and {chunk}")
     dtype = _accumulator(log_decay, u, initial)
-    log_decay, initial = log_decay.astype(dtype), initial.astype(dtype)
-    seq = u.shape[1]
-    segments = _split(u.astype(dtype), segment)
-    count, length = segments.shape[1:3]
+    log_decay = log_decay.astype(dtype)
+    decay = jnp.exp(log_decay)
+    inputs = u.astype(dtype).at[:, 0].add(decay[None] * initial.astype(dtype))
 
+    def residual(h: Array) -> Array:
+        before = jnp.pad(h, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        return h - decay[None, None] * before
+
+    def solve(_: object, u: Array) -> Array:
+        return _segments(log_decay, u, segment, chunk)
+
+    def solve_backwards(_: object, u: Array) -> Array:
+        return jnp.flip(_segments(log_decay, jnp.flip(u, 1), segment, chunk), 1)
+
+    h = lax.custom_linear_solve(residual, inputs, solve, solve_backwards)
+    return h.astype(u.dtype), h[:, -1]
+
+
+def _segments(log_decay: Array, u: Array, segment: int, chunk: int) -> Array:
+    """All states from h_0 = 0, by segments and what enters them."""
+    seq = u.shape[1]
+    segments = _split(u, segment)
+    count, length = segments.shape[1:3]
     decay = jnp.exp(log_decay)[None, None]
     local = [segments[:, :, 0]]
     for k in range(1, length):
         local.append(decay * local[-1] + segments[:, :, k])
-    entering = initial[:, None]
+    h = jnp.stack(local, axis=2)
     if count > 1:
-        ends = _products(log_decay * length, local[-1][:, :-1], initial, chunk)
-        entering = jnp.concatenate([entering, ends], axis=1)
-    fading = jnp.exp(log_decay[None] * jnp.arange(1, length + 1)[:, None])
-    h = jnp.stack(local, axis=2) + entering[:, :, None] * fading[None, None]
-    h = _join(h, seq)
-    return h.astype(u.dtype), h[:, -1]
+        entering = _products(log_decay * length, local[-1][:, :-1], chunk)
+        fading = jnp.exp(log_decay[None] * jnp.arange(1, length + 1)[:, None])
+        h += _after_first(entering)[:, :, None] * fading[None, None]
+    return _join(h, seq)
 
 
-def _products(log_decay: Array, u: Array, initial: Array, chunk: int) -> Array:
-    """All states, by one lower-triangular Toeplitz matrix per state and chunk.
+def _products(log_decay: Array, u: Array, chunk: int) -> Array:
+    """All states from h_0 = 0, by one lower-triangular Toeplitz matrix per state and chunk.
 
     What enters a chunk follows the same recurrence again, over a sequence `chunk` times shorter.
     """
@@ -108,22 +127,23 @@ def _products(log_decay: Array, u: Array, initial: Array, chunk: int) -> Array:
     u = _split(u, chunk)
     count, length = u.shape[1:3]
     position = jnp.arange(length)
-    if count == 1:
-        entering = initial[:, None]
-    else:
+    if count > 1:
         fading = jnp.exp(log_decay[None] * (length - 1 - position)[:, None])
         ends = jnp.sum(u[:, :-1] * fading[None, None], axis=2)
-        ends = _products(log_decay * length, ends, initial, chunk)
-        entering = jnp.concatenate([initial[:, None], ends], axis=1)
-    # What enters a chunk acts like one more input at its first position.
-    u = u.at[:, :, 0].add(jnp.exp(log_decay)[None, None] * entering)
+        entering = _after_first(_products(log_decay * length, ends, chunk))
+        # What enters a chunk acts like one more input at its first position.
+        u = u.at[:, :, 0].add(jnp.exp(log_decay)[None, None] * entering)
 
     lag = position[:, None] - position[None, :]
-    # The lag is clipped before exp, not only masked after it: above the diagonal the exponent is
-    # positive, and an overflow that is masked later still turns the gradient into nan.
+    # Clipped before exp: above the diagonal the exponent is positive and may overflow.
     power = jnp.exp(log_decay[:, None, None] * jnp.maximum(lag, 0)[None])
     kernel = jnp.where((lag >= 0)[None], power, 0.0)
     return _join(jnp.einsum("nij,bcjn->bcin", kernel, u), seq)
+
+
+def _after_first(entering: Array) -> Array:
+    """What enters each part but the first, which nothing enters."""
+    return jnp.pad(entering, ((0, 0), (1, 0), (0, 0)))
 
 
 def _split(u: Array, length: int) -> Array:
@@ -153,8 +173,10 @@ def chunked_flops_per_token(
     """
     length = min(segment, seq)
     count = -(-seq // length)
-    flops = (4.0 * length - 2.0) * count * state
+    flops = (2.0 * (length - 1) * count + 2.0) * state
     remaining = count - 1
+    if remaining:
+        flops += 2.0 * length * count * state
     while remaining > 0:
         length = min(chunk, remaining)
         count = -(-remaining // length)

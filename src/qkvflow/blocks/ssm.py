@@ -20,7 +20,6 @@ from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Role, Rows
 from qkvflow.blocks.recurrence import (
     chunked_flops_per_token,
     chunked_states,
-    scan_states,
     step_state,
 )
 
@@ -59,9 +58,18 @@ class SSM(AbstractMixer):
         return self._run(x, rows, initial, chunked_states)[0]
 
     def scanned(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows d_model"]:
-        """The plain reference twin of `__call__`: token after token."""
+        """The reference twin of `__call__`: the two equations, token after token."""
+        space = self.space
+        delta = jnp.exp(space.log_delta)
+        decay = jnp.exp(-delta * jnp.exp(space.log_a))
+
+        def token(h: Array, x_k: Array) -> tuple[Array, Array]:
+            h = decay[None] * h + delta[None] * (x_k @ space.b)
+            return h, h @ space.c + space.d[None] * x_k
+
         initial = self.init_state(rows.batch, rows.seq, jnp.dtype(jnp.float32))
-        return self._run(x, rows, initial, scan_states)[0]
+        _, y = jax.lax.scan(token, initial, jnp.swapaxes(rows.unfold(x), 0, 1))
+        return rows.fold(jnp.swapaxes(y, 0, 1))
 
     def init_state(
         self, batch: int, length: int, dtype: jnp.dtype
