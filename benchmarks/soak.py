@@ -23,8 +23,8 @@ MOST_GROWTH = 0.02
 _PERIOD = 0.2
 _OPTIONS = """
     --model time-indexed-mlp --data stdlib --track tensorboard --batch-size 8
-    --model.d_model 32 --model.num_heads 2 --model.num_steps 3 --model.context 32
-    --train.eval_every 100 --train.eval_tokens 4096 --checkpoint.every 100
+    --model.d_model 64 --model.num_heads 4 --model.num_steps 4 --model.context 32
+    --train.eval_every 50 --train.eval_tokens 4096 --checkpoint.every 50
 """
 
 
