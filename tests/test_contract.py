@@ -44,6 +44,8 @@ VARIANTS = [
     *({"field": "hypernet", "time_features": each} for each in ("learned", "raw", "layers")),
     *({"field": "basis", "basis": each, "num_basis": 3} for each in ("chebyshev", "bspline")),
     {"remat": "block"},
+    {"field": "gated", "lora": "*", "lora_rank": 2},
+    {"field": "hypernet", "lora": "qkv:depth,down:depth", "lora_rank": 2},
 ]
 CHANGED = 4
 """The position at which two otherwise equal texts differ."""
