@@ -95,7 +95,7 @@ def matrix_products() -> tuple[Callable[[], None], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default=",".join(names()))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--no-torch", action="store_true")

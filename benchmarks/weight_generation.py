@@ -42,6 +42,7 @@ class GeneratesInside(AbstractScheme):
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
+        edges: Any = None,
     ) -> Solution:
         @jax.checkpoint
         def body(x: State, t: Any) -> tuple[State, None]:
@@ -76,7 +77,7 @@ def contender(model: LanguageModel) -> tuple[Callable[[], None], Callable[[], fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     model = build("tong", vocab_size=256, key=jax.random.key(0), context=128)
