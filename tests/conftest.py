@@ -5,8 +5,11 @@ promotion raises, and compiled programs are kept between runs in `$QKVFLOW_CACHE
 cache directory.
 """
 
+import importlib.util
+import mmap
 import os
 import sys
+from pathlib import Path
 
 assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 
@@ -14,8 +17,25 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile much and compute little: without LLVM's optimisations, compiling costs half.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+
+def _knows(flag: str) -> bool:
+    """Whether this jaxlib has a flag: XLA ends the process at one that it does not have."""
+    jaxlib = importlib.util.find_spec("jaxlib")
+    assert jaxlib is not None
+    for library in Path(*(jaxlib.submodule_search_locations or ())).glob("*.so"):
+        with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as text:
+            if text.find(flag.encode()) >= 0:
+                return True
+    return False
+
+
+# The older way of making code for fusions: not as good, and a third less work in all.
+if _knows("xla_cpu_use_fusion_emitters"):
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
+    )
+
 from collections.abc import Iterator  # noqa: E402
-from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
