@@ -10,9 +10,21 @@ from qkvflow.blocks.recurrence import (
     SEGMENT,
     chunked_flops_per_token,
     chunked_states,
-    scan_states,
     step_state,
 )
+
+
+def scan_states(log_decay, u, initial):
+    """The definition, one position at a time."""
+
+    def body(state, u_k):
+        state = step_state(log_decay, u_k, state)
+        return state, state
+
+    initial = initial.astype(jnp.float32)
+    final, h = jax.lax.scan(body, initial, jnp.swapaxes(u, 0, 1))
+    return jnp.swapaxes(h, 0, 1).astype(u.dtype), final
+
 
 # Compiled as a whole: run operation by operation, every operation is compiled by itself.
 scanned, chunked = jax.jit(scan_states), jax.jit(chunked_states)

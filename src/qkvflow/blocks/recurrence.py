@@ -13,9 +13,9 @@ Space Models" (S4D, 2022). Symbols:
 The projections into and out of the state (delta B x before, C h + D x after) are ordinary matrix
 products over rows and belong to the caller; only the recurrence itself mixes positions.
 
-Three evaluations of the same thing: `scan_states` is the definition, `chunked_states` is for
-training, `step_state` is for generation. The state is accumulated in float32 or wider whatever
-the dtype of `u`; `h` comes back in the dtype of `u`, `final` in that of the accumulation.
+Two evaluations of the same thing: `chunked_states` is for training, `step_state` for generation.
+The state is accumulated in float32 or wider whatever the dtype of `u`; `h` comes back in the dtype
+of `u`, `final` in that of the accumulation.
 
 Differences from S4D: the state is real (the layer's A is), the input is mixed by a full B before
 it reaches the state, and delta is per state, so that discretisation is the caller's business.
@@ -45,22 +45,6 @@ def step_state(
     dtype = _accumulator(log_decay, u, state)
     decay = jnp.exp(log_decay.astype(dtype))
     return decay[None, :] * state.astype(dtype) + u.astype(dtype)
-
-
-def scan_states(
-    log_decay: Float[Array, " state"],
-    u: Float[Array, "batch seq state"],
-    initial: Float[Array, "batch state"],
-) -> tuple[Float[Array, "batch seq state"], Float[Array, "batch state"]]:
-    """All states, one position at a time: the reference twin of `chunked_states`."""
-    dtype = _accumulator(log_decay, u, initial)
-
-    def body(state, u_k):
-        state = step_state(log_decay, u_k, state)
-        return state, state
-
-    final, h = lax.scan(body, initial.astype(dtype), jnp.swapaxes(u, 0, 1))
-    return jnp.swapaxes(h, 0, 1).astype(u.dtype), final
 
 
 def chunked_states(
