@@ -139,8 +139,8 @@ def record(
     }
 
 
-def metrics(made: Made, end: float, generator: np.random.Generator) -> str:
-    """A power law that ends at `end`, logged every 10 steps and evaluated every `EVERY`."""
+def metrics(made: Made, end: float, generator: np.random.Generator, every: int) -> str:
+    """A power law that ends at `end`, logged every 10 steps and evaluated every `every`."""
     lines = []
     for step in range(10, STEPS + 1, 10):
         level = end + 3.8 * ((step / 10) ** -0.55 - 100**-0.55)
@@ -151,7 +151,7 @@ def metrics(made: Made, end: float, generator: np.random.Generator) -> str:
         }
         loss = float(level + generator.normal(0, 0.05))
         lines.append({"kind": "train", **place, "loss": loss, "lr": 3e-4, "grad_norm": 1.0})
-        if step % EVERY == 0:
+        if step % every == 0:
             lines.append({"kind": "validation", **place, "loss": float(level + 0.02)})
     return "".join(json.dumps(line) + "\n" for line in lines)
 
@@ -166,6 +166,7 @@ def experiment(
     speed: bool = True,
     baselines: bool = True,
     curves: bool = True,
+    every: int = EVERY,
     failed: Sequence[tuple[str, int]] = (),
     evaluations: bool = False,
     plan: Mapping[str, Any] | None = None,
@@ -193,7 +194,7 @@ def experiment(
                 ]
             write_record(run / "record.json", content)
             if curves:
-                text = metrics(made, made.loss - 0.02 + float(noise[0]), generator)
+                text = metrics(made, made.loss - 0.02 + float(noise[0]), generator, every)
                 (run / "metrics.jsonl").write_text(text)
                 (run / "samples.txt").write_text(
                     f"--- step 500 ---\nearly text\n\n--- step {STEPS} ---\n{sample}\n\n"

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from rich.console import Console
-from synthetic import MODELS, NGRAMS, PLAN, Made, experiment
+from synthetic import EVERY, MODELS, NGRAMS, PLAN, STEPS, Made, experiment
 
 from qkvflow.cli import main
 from qkvflow.errors import UserError
@@ -220,6 +220,21 @@ def test_validation_can_be_compared_but_is_called_optimistic(study: Path, no_fig
     assert "optimistic" in texts(paths)
     assert paths.report.tests["all_pairs"]["margin"] == 0.2
     assert read_rows(paths)[0]["metric"] == "validation"
+
+
+@pytest.mark.parametrize(
+    ("every", "panels"),
+    [
+        (EVERY, ["validation", "validation, last half", "train, smoothed"]),
+        (STEPS // 2, ["validation", "train, smoothed"]),
+    ],
+)
+def test_the_end_of_training_is_drawn_closer_if_there_is_more(
+    tmp_path: Path, no_figures: None, every: int, panels: list[str]
+):
+    paths = build_report([experiment(tmp_path / "study", models=FEW, every=every)])
+    figure = FIGURES["training_curves"](paths.report)
+    assert [axes.get_title() for axes in figure.axes] == panels
 
 
 def test_many_models_get_marks_of_their_own(study: Path, no_figures: None):

@@ -10,8 +10,6 @@ from qkvflow.report.curves import Band
 from qkvflow.report.figures.style import HALO, SOFT, notice, sheet, tick
 from qkvflow.report.palette import colour, dash
 
-TITLES = ("validation", "validation, last half", "train, smoothed")
-
 
 def training_curves(report: Report) -> Figure:
     found = [
@@ -21,13 +19,18 @@ def training_curves(report: Report) -> Figure:
     ]
     if not found:
         return notice("No run left a training curve.")
-    figure, axes = sheet(10.0, 0.5 + 3.0 * len(found), len(found), len(TITLES))
+    # A closer look at the end, unless the few evaluations there were all fall into it.
+    starts = {"validation": 0.0}
+    if any(_begins_early(models) for _, models in found):
+        starts["validation, last half"] = 0.5
+    titles = [*starts, "train, smoothed"]
+    figure, axes = sheet(10.0, 0.5 + 3.0 * len(found), len(found), len(titles))
     for row, (group, models) in zip(axes, found, strict=True):
-        _lines(row[0], [(m, m.validation) for m in models], group, 0.0)
-        _lines(row[1], [(m, m.validation) for m in models], group, 0.5)
-        _lines(row[2], [(m, m.train) for m in models], None, 0.0)
+        for panel, start in zip(row, starts.values(), strict=False):
+            _lines(panel, [(m, m.validation) for m in models], group, start)
+        _lines(row[-1], [(m, m.train) for m in models], None, 0.0)
         row[0].set_ylabel("loss, nats per token")
-        for panel, title in zip(row, TITLES, strict=True):
+        for panel, title in zip(row, titles, strict=True):
             panel.set_title(f"{title}\n{group.title}" if len(found) > 1 else title)
     handles = [
         Line2D([], [], color=colour(m.index), linestyle=dash(m.index), label=m.label)
@@ -36,6 +39,11 @@ def training_curves(report: Report) -> Figure:
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
     return figure
+
+
+def _begins_early(models: list[Model]) -> bool:
+    bands = [model.validation for model in models if model.validation is not None]
+    return any(band.step[0] < 0.5 * max(b.step[-1] for b in bands) for band in bands)
 
 
 def _lines(
