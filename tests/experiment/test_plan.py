@@ -9,7 +9,7 @@ import yaml
 from comparisons import content, small_plan
 
 from qkvflow.errors import UserError
-from qkvflow.experiment.plan import difference, make_plan
+from qkvflow.experiment.plan import Tuning, difference, make_plan
 from qkvflow.experiment.presets import DEFAULT_MODELS, PRESETS, preset
 from qkvflow.experiment.resolve import shapes, with_steps
 from qkvflow.experiment.specs import parse_spec, parse_specs
@@ -80,6 +80,13 @@ def test_quick_and_documents_have_the_default_models():
     assert config.optim.lr == 3e-4
 
 
+def test_a_grid_of_rates_is_given_in_a_word():
+    tune = make_plan({**preset("quick"), "tune": "lr=1e-3,2e-2"}).tune
+    assert tune is not None
+    assert tune.grid == (1e-3, 2e-2)
+    assert make_plan({**preset("quick"), "tune": "lr"}).tune == Tuning()
+
+
 def test_ablation_asks_every_question_of_the_documents():
     plan = make_plan(preset("ablation"))
     asked = " ".join(question.name for question in plan.questions)
@@ -114,6 +121,9 @@ def test_ablation_asks_every_question_of_the_documents():
         ({"depths": ["deep"]}, "multiple of N"),
         ({"tune": {"seeds": [0]}}, "tune on seeds of its own"),
         ({"tune": "momentum"}, "tune must be lr"),
+        ({"tune": "momentum=0.9"}, "tune must be lr"),
+        ({"tune": "lr=1e-3,fast"}, "'fast'"),
+        ({"tune": "lr=1e-3,-1"}, "must be positive"),
         ({"train": {"seed": 3}}, "--seeds"),
         ({"train": {"batch_size": 0}}, "must be positive"),
         ({"model": {"name": "tong"}}, "--models"),

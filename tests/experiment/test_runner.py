@@ -22,6 +22,7 @@ from qkvflow.experiment.resolve import shapes, with_steps
 from qkvflow.experiment.runner import Stopped, run_plan
 from qkvflow.experiment.snapshot import read_host
 from qkvflow.experiment.watch import Plain, Silent
+from qkvflow.report import build_report
 from qkvflow.training import load_config, train
 
 ALMOST: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4}
@@ -178,6 +179,8 @@ def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path)
     record = read_record(tmp_path / "out" / "runs" / "standard" / "seed-0" / "record.json")
     assert record.content["training"]["optim"]["lr"] == 3e-2
     assert len(collect(tmp_path / "out").finished) == 1
+    rates = build_report([tmp_path / "out"]).report.model("standard").rates
+    assert (rates.used, list(rates.tried), rates.edge) == (3e-2, tune["grid"], "highest")
 
 
 class Interrupting(Silent):

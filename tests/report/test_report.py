@@ -154,6 +154,61 @@ def test_what_is_missing_is_said(
     assert paths.html.stat().st_size > 10_000
 
 
+def test_one_rate_for_all_is_called_so(study: Path, no_figures: None):
+    paths = build_report([experiment(study, models=FEW)])
+    assert "One learning rate, 0.0003, was given to all and chosen for none" in texts(paths)
+    assert {row["learning_rate"] for row in read_rows(paths) if row["model"]} == {"0.0003"}
+    assert 'id="rates"' not in paths.html.read_text()
+
+
+def test_tried_rates_are_shown_and_an_end_of_the_grid_is_called_so(study: Path, no_figures: None):
+    """Means over two seeds; a rate at which one failed was not to be chosen."""
+    trials = {
+        "standard": {1e-4: (2.0, 2.2), 3e-4: (1.8, 1.9), 1e-3: (1.7, None)},
+        "tong": {1e-4: (1.8, 1.9), 3e-4: (2.0, 2.0), 1e-3: (2.1, 2.1)},
+        "shared": {1e-4: (2.1, 2.1), 3e-4: (1.9, 2.0), 1e-3: (1.8, 1.8)},
+    }
+    chosen = {"standard": 3e-4, "tong": 1e-4, "shared": 1e-3}
+    experiment(study, models=FEW, plan={**PLAN, "tune": {"grid": [1e-4, 3e-4, 1e-3]}})
+    for path in study.glob("runs/*/*/record.json"):
+        record = json.loads(path.read_text())
+        record["training"]["optim"]["lr"] = chosen[record["label"]]
+        path.write_text(json.dumps(record))
+    missing = texts(build_report([study]))
+    assert "no tuning.json" in missing
+    assert "One learning rate" not in missing
+    models = {
+        label: {
+            "chosen": chosen[label],
+            "trials": [
+                {"lr": lr, "seed": seed, "validation": loss}
+                for lr, losses in each.items()
+                for seed, loss in enumerate(losses, start=71)
+            ],
+        }
+        for label, each in trials.items()
+    }
+    write_json(study / "tuning.json", {"models": models})
+    paths = build_report([study])
+    rates = {model.label: model.rates for model in paths.report.models}
+    assert rates["standard"].tried == {1e-4: 2.1, 3e-4: pytest.approx(1.85), 1e-3: None}
+    assert {label: each.edge for label, each in rates.items()} == {
+        "standard": None,
+        "tong": "lowest",
+        "shared": "highest",
+    }
+    said = printed(paths)
+    assert "lowest learning rate that was tried is the best for tong:" in said
+    assert "highest learning rate that was tried is the best for shared:" in said
+    section = paths.html.read_text().partition('id="rates"')[2].partition("</section>")[0]
+    rows = re.findall(r"<tr>(.*?)</tr>", section)
+    bold = {
+        re.findall(r"<th[^>]*>(.*?)</th>", row)[0]: re.findall("<b>(.*?)</b>", row) for row in rows
+    }
+    assert bold == {"Model": [], "standard": ["1.8500"], "tong": ["1.8500"], "shared": ["1.8000"]}
+    assert "failed" in next(row for row in rows if "standard" in row)
+
+
 def test_ngrams_that_counted_a_part_say_so(study: Path, no_figures: None):
     experiment(study, models=FEW)
     file = study / "baselines.json"

@@ -107,8 +107,9 @@ class Plan:
     evaluations: int = 4
     """Evaluations on validation in a run, evenly spread; the best of them is selected."""
     samples: str = "last"
-    weights: str = "first"
     """Generated text of every run: last (at the selected parameters) or none."""
+    weights: str = "first"
+    """Which seeds' selected parameters are kept as safetensors: first, all or none."""
     speed_rounds: int = 7
     """Rounds of the speed measurement; 0 for none."""
     plugins: tuple[str, ...] = ()
@@ -274,10 +275,12 @@ def _budget(values: Mapping[str, Any]) -> Budget:
 def _tuning(value: Any) -> Tuning | None:
     if value is None:
         return None
-    if value == "lr":
-        return Tuning()
+    if isinstance(value, str):
+        what, _, rates = value.partition("=")
+        if what == "lr":
+            value = {"grid": rates.split(",")} if rates else {}
     if not isinstance(value, Mapping) or set(value) - {"grid", "seeds"}:
-        raise UserError(f"tune must be lr, or have a grid and seeds, not {value!r}")
+        raise UserError(f"tune must be lr, lr=1e-3,3e-3, or have a grid and seeds, not {value!r}")
     return Tuning(
         tuple(typed("a learning rate", float, lr) for lr in value.get("grid", TUNING_GRID)),
         seeds_of(list(value.get("seeds", TUNING_SEEDS))),

@@ -56,6 +56,22 @@ class Reach:
 
 
 @dataclass(frozen=True)
+class Rates:
+    """The learning rate a model was trained at, and those tried to choose it."""
+
+    used: float | None
+    tried: Mapping[float, float | None]
+    """Mean validation loss of every rate of the grid; None where a trial failed. Empty if the rate
+    was given and not chosen."""
+
+    @property
+    def edge(self) -> str | None:
+        """`lowest` or `highest` if the rate chosen is an end of the grid."""
+        ends = {min(self.tried): "lowest", max(self.tried): "highest"} if self.tried else {}
+        return ends.get(self.used) if self.used is not None else None
+
+
+@dataclass(frozen=True)
 class Model:
     """One label. `summary` is its entry in `statistics_summary.json`."""
 
@@ -74,6 +90,7 @@ class Model:
     memory: float | None
     still_falling: bool
     skipped_updates: int
+    rates: Rates
     train: Band | None = None
     validation: Band | None = None
     evaluations: tuple[Evaluation, ...] = ()

@@ -118,6 +118,7 @@ def cautions(report: Report) -> list[Caution]:
     lines = [
         *_about_trigrams(report),
         *_about_models(report),
+        *_about_rates(report),
         *_about_seeds(report),
         *_about_rules(report),
     ]
@@ -175,6 +176,30 @@ def _about_models(report: Report) -> list[Caution]:
                 " the ranking is that of this budget and may change with more training."
             )
         )
+    return lines
+
+
+def _about_rates(report: Report) -> list[Caution]:
+    lines = []
+    given = [model for model in report.models if model.rates.used and not model.rates.tried]
+    used = {model.rates.used for model in given}
+    if len(given) > 1 and len(used) == 1:
+        lines.append(
+            Caution(
+                f"One learning rate, {used.pop():g}, was given to all and chosen for none: a model"
+                " that wants another is at a disadvantage. --tune lr chooses one for each."
+            )
+        )
+    for end, beyond in (("lowest", "below"), ("highest", "above")):
+        found = [m.label for m in report.models if m.rates.edge == end]
+        if found:
+            lines.append(
+                Caution(
+                    f"The {end} learning rate that was tried is the best for {_listed(found)}:"
+                    f" a better one may lie {beyond} the grid.",
+                    serious=True,
+                )
+            )
     return lines
 
 

@@ -10,11 +10,12 @@ from qkvflow.experiment.records import Curve, Record, Records, finite
 from qkvflow.experiment.statistics import time_to_threshold
 from qkvflow.report import curves as bands
 from qkvflow.report.baselines import groups_of
-from qkvflow.report.content import Evaluation, Model, Question, Reach, Report, Speed
+from qkvflow.report.content import Evaluation, Model, Question, Rates, Reach, Report, Speed
 from qkvflow.report.files import last_sample, read_json, read_plan
 
 NO_SPEED = "times per step are those of training, not measured on their own"
 NO_BASELINES = "no n-gram stands beside the models"
+NO_TUNING = "which learning rates were tried is not shown"
 PARAMS = ("total", "embedding", "blocks", "head", "in_effect")
 
 
@@ -66,6 +67,11 @@ def gather(
     counts = {
         d: read_json(d / "baselines.json", missing, NO_BASELINES) for d in records.experiments
     }
+    trials = {
+        d: read_json(d / "tuning.json", missing, NO_TUNING)
+        for d, (_, content) in plans.items()
+        if content.get("tune")
+    }
     measured = [d.name for d, content in speeds.items() if content]
     if len(measured) > 1:
         missing.append(
@@ -87,6 +93,7 @@ def gather(
             curves[label],
             list(groups[place[label]].thresholds),
             speeds,
+            trials,
             kind,
         )
         for index, label in enumerate(_order(records, plan))
@@ -140,6 +147,7 @@ def _model(
     curves: Mapping[int, Curve],
     thresholds: Sequence[float],
     speeds: Mapping[Path, Mapping[str, Any]],
+    trials: Mapping[Path, Mapping[str, Any]],
     memory_kind: str,
 ) -> Model:
     runs = records.of(label)
@@ -167,6 +175,7 @@ def _model(
         memory=_median([_memory(run, speeds, memory_kind) for run in runs]),
         still_falling=_still_falling(runs, curves),
         skipped_updates=sum(int(finite(r.content.get("skipped_updates")) or 0) for r in runs),
+        rates=_rates(runs, trials),
         train=bands.band(list(curves.values()), "train"),
         validation=bands.band(list(curves.values()), "validation"),
         evaluations=_evaluations(runs),
@@ -189,11 +198,26 @@ def _flops_per_token(runs: Sequence[Record]) -> float | None:
     return None
 
 
-def _entry(run: Record, speeds: Mapping[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """What `speed.json` of a run's experiment says about its model."""
-    content = speeds.get(run.experiment, {}) if run.experiment else {}
+def _entry(run: Record, files: Mapping[Path, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """What a file of a run's experiment, such as `speed.json`, says about its model."""
+    content = files.get(run.experiment, {}) if run.experiment else {}
     entry = (content.get("models") or {}).get(run.content["label"])
     return entry if isinstance(entry, Mapping) else {}
+
+
+def _rates(runs: Sequence[Record], trials: Mapping[Path, Mapping[str, Any]]) -> Rates:
+    optims = [run.section("training").get("optim") or {} for run in runs]
+    used = {finite(optim.get("lr")) for optim in optims}
+    tried: dict[float, list[float | None]] = {}
+    for trial in _entry(runs[0], trials).get("trials") or () if runs else ():
+        rate = finite(trial.get("lr"))
+        if rate is not None:
+            tried.setdefault(rate, []).append(finite(trial.get("validation")))
+    means = {
+        rate: None if None in losses else float(np.mean([x for x in losses if x is not None]))
+        for rate, losses in sorted(tried.items())
+    }
+    return Rates(used.pop() if len(used) == 1 else None, means)
 
 
 def _speed(runs: Sequence[Record], speeds: Mapping[Path, Mapping[str, Any]]) -> Speed | None:

@@ -37,6 +37,7 @@ def _line(row: Row | None, report: Report) -> dict[str, Any]:
         "nats_sd": summary.get("sd"),
         "bits_per_byte": row and row.bits,
         **{f"params_{key}": params.get(key) for key in ("total", "blocks", "in_effect")},
+        "learning_rate": model and model.rates.used,
         "training_flops_per_token": model and model.flops_per_token,
         "ms_per_step": speed and speed.median,
         "ms_per_step_q1": speed and speed.q1,

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from qkvflow.experiment.records import Record
 from qkvflow.report import numbers
 from qkvflow.report.content import Report
 from qkvflow.report.page.markup import Raw, tag
@@ -15,7 +16,8 @@ DETAIL = ("mlp_ratio", "d_state", "d_time", "d_ff", "context")
 
 
 def sections(report: Report) -> Raw:
-    return tag("div", _samples(report), _failed(report), _shapes(report), _protocol(report))
+    parts = (_samples, _failed, _shapes, _rates, _protocol)
+    return tag("div", [part(report) for part in parts])
 
 
 def _samples(report: Report) -> Raw | None:
@@ -114,6 +116,39 @@ def _shapes(report: Report) -> Raw | None:
     )
 
 
+def _rates(report: Report) -> Raw | None:
+    tuned = [model for model in report.models if model.rates.tried]
+    if not tuned:
+        return None
+    grid = sorted({rate for model in tuned for rate in model.rates.tried})
+    lines = []
+    for model in tuned:
+        cells = []
+        for rate in grid:
+            loss = model.rates.tried.get(rate)
+            text = "failed" if rate in model.rates.tried and loss is None else numbers.loss(loss)
+            cells.append(
+                tag("td", tag("b", text) if rate == model.rates.used else text, class_="number")
+            )
+        lines.append(tag("tr", tag("th", model.label, scope="row"), cells))
+    head = tag(
+        "tr",
+        tag("th", "Model", scope="col"),
+        [tag("th", f"{rate:g}", scope="col", class_="number") for rate in grid],
+    )
+    note = (
+        "Mean validation loss at every learning rate that was tried, over seeds that the comparison"
+        " does not use. The bold ones are what the models were trained at."
+    )
+    return tag(
+        "section",
+        tag("h2", "Learning rates"),
+        tag("p", note, class_="note"),
+        tag("div", tag("table", tag("thead", head), tag("tbody", lines)), class_="scroll"),
+        id="rates",
+    )
+
+
 def _protocol(report: Report) -> Raw:
     runs = report.records.finished or report.records.failed
     parts: list[Raw | None] = [tag("h2", "How to repeat this")]
@@ -125,13 +160,14 @@ def _protocol(report: Report) -> Raw:
         here = [run for run in runs if run.label in report.groups[number].labels]
         sections = (("Training", "training"), ("Versions", "versions"), ("Hardware", "hardware"))
         for title, name in sections:
-            found = {
-                json.dumps(run.section(name), sort_keys=True): run.section(name) for run in here
-            }
-            for content in found.values():
-                if content:
-                    extra = f" ({len(found)} kinds)" if len(found) > 1 else ""
-                    parts += [tag("h3", title + extra), _facts(_flat(content))]
+            found: dict[str, list[Record]] = {}
+            for run in here:
+                if content := run.section(name):
+                    found.setdefault(json.dumps(content, sort_keys=True), []).append(run)
+            for same in found.values():
+                labels = ", ".join(dict.fromkeys(run.label for run in same))
+                extra = f" of {labels}" if len(found) > 1 else ""
+                parts += [tag("h3", title + extra), _facts(_flat(same[0].section(name)))]
     command = report.plan.get("command")
     if command:
         parts += [tag("h3", "Command"), tag("pre", _plain(command))]
