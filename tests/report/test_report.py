@@ -200,6 +200,7 @@ def test_tried_rates_are_shown_and_an_end_of_the_grid_is_called_so(study: Path, 
     said = printed(paths)
     assert "lowest learning rate that was tried is the best for tong:" in said
     assert "highest learning rate that was tried is the best for shared:" in said
+    assert "<dd>0.001 (shared); 0.0003 (standard); 0.0001 (tong)</dd>" in paths.html.read_text()
     section = paths.html.read_text().partition('id="rates"')[2].partition("</section>")[0]
     rows = re.findall(r"<tr>(.*?)</tr>", section)
     bold = {

@@ -1,7 +1,6 @@
 """The end of the page: text the models wrote, runs that failed, and how to repeat it all."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qkvflow.experiment.records import Record
@@ -160,14 +159,8 @@ def _protocol(report: Report) -> Raw:
         here = [run for run in runs if run.label in report.groups[number].labels]
         sections = (("Training", "training"), ("Versions", "versions"), ("Hardware", "hardware"))
         for title, name in sections:
-            found: dict[str, list[Record]] = {}
-            for run in here:
-                if content := run.section(name):
-                    found.setdefault(json.dumps(content, sort_keys=True), []).append(run)
-            for same in found.values():
-                labels = ", ".join(dict.fromkeys(run.label for run in same))
-                extra = f" of {labels}" if len(found) > 1 else ""
-                parts += [tag("h3", title + extra), _facts(_flat(same[0].section(name)))]
+            if facts := _common(here, name):
+                parts += [tag("h3", title), _facts(facts)]
     command = report.plan.get("command")
     if command:
         parts += [tag("h3", "Command"), tag("pre", _plain(command))]
@@ -190,6 +183,23 @@ def _protocol(report: Report) -> Raw:
         )
     )
     return tag("section", parts, id="protocol")
+
+
+def _common(runs: Sequence[Record], section: str) -> dict[str, str]:
+    """A section of all records; where they differ, each value with the models that have it."""
+    owners: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        for key, value in _flat(run.section(section)).items():
+            owners.setdefault(key, {}).setdefault(_plain(value), []).append(run.label)
+    facts = {}
+    for key, labels in owners.items():
+        if sum(map(len, labels.values())) == len(runs) and len(labels) == 1:
+            facts[key] = next(iter(labels))
+        else:
+            facts[key] = "; ".join(
+                f"{v} ({', '.join(dict.fromkeys(m))})" for v, m in labels.items()
+            )
+    return facts
 
 
 def _rules(report: Report) -> dict[str, str]:
