@@ -106,13 +106,35 @@ def _evaluate(
         max_tokens=args.max_tokens,
         layout=layout,
     )
+    reached = _arrives(model, split, context, args)
+    if not reached:
+        print(
+            f"note: at context {context} the solver ran out of steps, so this is no loss of the"
+            " flow at its end; give a larger --tolerance",
+            file=sys.stderr,
+        )
     return {
         "context": context,
+        "reached": reached,
         "trained_context": trained.model.context,
         "tokens": evaluation.tokens,
         **evaluation.summary(),
         "by_position": positions_of(evaluation.by_position),
     }
+
+
+def _arrives(model: Any, split: Any, context: int, args: argparse.Namespace) -> bool:
+    """Whether an adaptive solver has steps enough, on one batch; processes of a mesh do not ask."""
+    import jax
+
+    from qkvflow.inference.sweep import count_work
+    from qkvflow.schemes import Adaptive
+    from qkvflow.training.evaluate import evaluation_batch
+
+    if not isinstance(model.scheme, Adaptive) or jax.process_count() > 1:
+        return True
+    size = args.batch_size or evaluation_batch(context, model.vocab_size)
+    return count_work(model, split, size, args.max_tokens, batches=1, context=context)[1]
 
 
 def _print(answer: dict[str, Any]) -> None:

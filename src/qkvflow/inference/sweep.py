@@ -148,13 +148,22 @@ def _measure(
 
 
 def count_work(
-    model: LanguageModel, split: TokenArray, batch_size: int, max_tokens: int | None
+    model: LanguageModel,
+    split: TokenArray,
+    batch_size: int,
+    max_tokens: int | None,
+    batches: int = _COUNTED_BATCHES,
+    context: int | None = None,
 ) -> tuple[float, bool]:
-    """Mean evaluations that the solver makes for a batch, and whether it always arrives."""
-    groups = evaluation_groups(len(split), model.context, batch_size, max_tokens)
+    """Mean evaluations that the solver makes for a batch, and whether it always arrives.
+
+    Of `batches` batches spread over the text, or fewer if there are fewer.
+    """
+    context = context or model.context
+    groups = evaluation_groups(len(split), context, batch_size, max_tokens)
     starts = groups.starts.reshape(-1, batch_size)[: sum(groups.counts)]
-    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, _COUNTED_BATCHES).astype(int))]
-    found = [_work(model, jnp.asarray(_inputs(split, each, model.context))) for each in chosen]
+    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, batches).astype(int))]
+    found = [_work(model, jnp.asarray(_inputs(split, each, context))) for each in chosen]
     counts, arrived = zip(*jax.device_get(found), strict=True)
     return float(np.mean(counts)), all(arrived)
 

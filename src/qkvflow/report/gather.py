@@ -98,6 +98,14 @@ def gather(
         )
         for index, label in enumerate(_order(records, plan))
     ]
+    for label in records.labels:
+        runs = records.of(label)
+        lost = sum(_unsolved(run) for run in runs)
+        if lost:
+            missing.append(
+                f"the adaptive solver ran out of steps for {lost} of {len(runs)} seeds of {label}:"
+                " there is no loss of theirs at its depth"
+            )
     no_curves = [label for label in records.labels if records.of(label) and not curves[label]]
     if no_curves:
         missing.append(f"no metrics.jsonl, hence no training curve: {', '.join(no_curves)}")
@@ -295,6 +303,10 @@ def _evaluations(runs: Sequence[Record]) -> tuple[Evaluation, ...]:
         Evaluation(steps, scheme, float(np.mean(v)), min(v), max(v), len(v))
         for (steps, scheme), v in ordered
     )
+
+
+def _unsolved(run: Record) -> bool:
+    return any(entry.get("nats") is None for entry in run.content.get("evaluations") or ())
 
 
 def _reach(runs: Sequence[Record], curves: Mapping[int, Curve], threshold: float) -> Reach:
