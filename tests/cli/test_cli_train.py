@@ -192,10 +192,12 @@ def test_eval_at_another_depth_and_context(trained: Path, run: Run):
     assert code == 0
     assert "context 4:" in out
     assert "positions 5-8:" in out
-    code, out, _ = run(
-        "eval", trained, "--scheme", "adaptive", "--tolerance", "0.01", "--max-tokens", 64
-    )
-    assert code == 0
+    adaptive = ("eval", trained, "--scheme", "adaptive", "--max-tokens", 64, "--json")
+    for tolerance, reached in ((0.01, True), (1e-14, False)):
+        code, out, err = run(*adaptive, "--tolerance", tolerance)
+        assert code == 0
+        assert json.loads(out)["results"][0]["reached"] == reached
+        assert ("ran out of steps" in err) != reached
     for argv, said in (
         (["--context", "64"], "do not fit"),
         (["--context", "x"], "--context must be"),

@@ -109,6 +109,24 @@ def test_other_depths_are_evaluated_on_validation(two_models: Path):
     assert found[1]["nats"] != found[0]["nats"]
 
 
+def test_a_solver_that_runs_out_of_steps_has_no_loss(tmp_path: Path, text: Path):
+    models = [
+        f"{word}=time-indexed-mlp:tolerance={x}" for word, x in (("loose", 0.1), ("tight", 1e-14))
+    ]
+    plan = small_plan(text, models=models, seeds=1, budget={"steps": 2}, depths=["adaptive"])
+    run_plan(plan, tmp_path / "out")
+    for label, arrives in (("loose", True), ("tight", False)):
+        record = read_record(tmp_path / "out" / "runs" / label / "seed-0" / "record.json")
+        own, adaptive = record.content["evaluations"]
+        assert own["nats"] is not None
+        assert adaptive["num_steps"] is None
+        assert (adaptive["nats"] is not None) == arrives
+    missing = build_report([tmp_path / "out"]).report.missing
+    said = [line for line in missing if "ran out of steps" in line]
+    assert len(said) == 1
+    assert "1 of 1 seeds of tight" in said[0]
+
+
 def test_nothing_that_finished_is_repeated(two_models: Path, text: Path):
     paths = sorted(two_models.glob("runs/*/*/record.json"))
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in paths]

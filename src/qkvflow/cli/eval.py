@@ -107,7 +107,7 @@ def _evaluate(
         layout=layout,
     )
     reached = _arrives(model, split, context, args)
-    if not reached:
+    if reached is False:
         print(
             f"note: at context {context} the solver ran out of steps, so this is no loss of the"
             " flow at its end; give a larger --tolerance",
@@ -123,16 +123,18 @@ def _evaluate(
     }
 
 
-def _arrives(model: Any, split: Any, context: int, args: argparse.Namespace) -> bool:
-    """Whether an adaptive solver has steps enough, on one batch; processes of a mesh do not ask."""
+def _arrives(model: Any, split: Any, context: int, args: argparse.Namespace) -> bool | None:
+    """Whether the solver has steps enough, on one batch; None if several processes share it."""
     import jax
 
     from qkvflow.inference.sweep import count_work
     from qkvflow.schemes import Adaptive
     from qkvflow.training.evaluate import evaluation_batch
 
-    if not isinstance(model.scheme, Adaptive) or jax.process_count() > 1:
+    if not isinstance(model.scheme, Adaptive):
         return True
+    if jax.process_count() > 1:
+        return None
     size = args.batch_size or evaluation_batch(context, model.vocab_size)
     return count_work(model, split, size, args.max_tokens, batches=1, context=context)[1]
 
