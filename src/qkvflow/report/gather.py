@@ -306,7 +306,8 @@ def _evaluations(runs: Sequence[Record]) -> tuple[Evaluation, ...]:
 
 
 def _unsolved(run: Record) -> bool:
-    return any(entry.get("nats") is None for entry in run.content.get("evaluations") or ())
+    found = run.content.get("evaluations") or ()
+    return any(each.get("scheme") == "adaptive" and each.get("nats") is None for each in found)
 
 
 def _reach(runs: Sequence[Record], curves: Mapping[int, Curve], threshold: float) -> Reach:
