@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from qkvflow import threads
 from qkvflow.parallel import make_layout
 from qkvflow.training import init_state, make_chunk, make_config
 from qkvflow.training.optim import optimiser
@@ -75,4 +76,5 @@ def run(name: str, mesh: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    threads.settle()
     print(json.dumps({name: run(name, sys.argv[1]) for name in MODELS}))

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
-from qkvflow import __version__, allocator
+from qkvflow import __version__, allocator, threads
 from qkvflow.errors import UserError, unknown
 
 VERBS: dict[str, str] = {
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"qkvflow {__version__}")
         return 0
     allocator.settle()
+    threads.settle()
     try:
         return _run_verb(argv[0], argv[1:])
     except UserError as error:

@@ -1,0 +1,38 @@
+"""Pretended devices have threads to wait on."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import glob
+from qkvflow import threads
+
+threads.settle()
+import jax
+
+assert jax.device_count() == 3
+names = [open(name).read().strip() for name in glob.glob("/proc/self/task/*/comm")]
+print(sum(name.endswith("XLAEigen") for name in names))
+"""
+
+
+def pool(**settings: str) -> int:
+    environment = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "NPROC")}
+    environment["XLA_FLAGS"] = "--xla_force_host_platform_device_count=3"
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT],
+        capture_output=True,
+        text=True,
+        env={**environment, **settings},
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_four_threads_for_every_pretended_device_or_what_was_asked():
+    assert pool() == max(12, os.cpu_count() or 1)
+    assert pool(PJRT_NPROC="5") == 5
