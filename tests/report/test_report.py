@@ -250,6 +250,7 @@ def test_experiments_are_merged(tmp_path: Path, no_figures: None):
     assert [model.label for model in paths.report.models] == ["tong", "standard"]
     assert len(paths.report.pairs) == 1
     assert "separate sessions" in texts(paths)
+    assert "in turn over the models of one experiment" in paths.html.read_text("utf-8")
     assert not (one / "report.html").exists()
 
 

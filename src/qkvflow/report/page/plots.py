@@ -144,9 +144,9 @@ def _speed(report: Report) -> Raw | None:
     if not timed:
         return None
     if all(model.speed and model.speed.measured for model in timed):
-        source = (
-            "Each dot is a round, measured in turn over all models; the bar spans the quartiles"
-        )
+        several = len(report.records.experiments) > 1
+        whose = "the models of one experiment" if several else "all models"
+        source = f"Each dot is a round, measured in turn over {whose}; the bar spans the quartiles"
     else:
         source = "Each dot is a seed: time of training over its steps; the bar spans the quartiles"
     kind = {
