@@ -25,7 +25,7 @@ BUDGETS = ("steps", "tokens", "flops", "seconds")
 MATCH = ("params", "flops")
 SAMPLES = ("last", "none")
 WEIGHTS = ("first", "all", "none")
-TUNING_GRID = (1e-4, 3e-4, 1e-3, 3e-3)
+TUNING_GRID = (3e-4, 1e-3, 3e-3, 1e-2)
 TUNING_SEEDS = (1_000_001, 1_000_002)
 # The plan decides these for every run; the rest of the section is shared.
 _DECIDED = ("steps", "tokens", "seed", "eval_every", "target_loss")
