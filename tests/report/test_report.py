@@ -154,6 +154,17 @@ def test_what_is_missing_is_said(
     assert paths.html.stat().st_size > 10_000
 
 
+def test_a_time_without_a_spread_has_no_quartiles(study: Path, no_figures: None):
+    """Times of one seed, and of seeds that trained as one program, are one number."""
+    alone = build_report([experiment(study, models=FEW, seeds=1, speed=False)])
+    (model, *_) = alone.report.models
+    assert model.speed is not None
+    assert model.speed.q1 == model.speed.q3
+    cells = re.findall(r'<td[^>]*data-column="ms".*?</td>', alone.html.read_text("utf-8"))
+    assert len(cells) == len(FEW)
+    assert not any("–" in cell for cell in cells)
+
+
 def test_one_rate_for_all_is_called_so(study: Path, no_figures: None):
     paths = build_report([experiment(study, models=FEW)])
     assert "One learning rate, 0.0003, was given to all and chosen for none" in texts(paths)

@@ -159,7 +159,7 @@ def _row(row: Row) -> Raw:
         speed = model.speed
         median = speed.median if speed else None
         quartiles = None
-        if speed is not None:
+        if speed is not None and speed.q1 < speed.q3:
             quartiles = f"{numbers.milliseconds(speed.q1)} – {numbers.milliseconds(speed.q3)}"
         total, each = model.params["total"], model.flops_per_token
         cells += [
