@@ -11,6 +11,7 @@ import yaml
 from comparisons import environment, read_json
 
 from qkvflow.cli import main
+from qkvflow.experiment.plan import TUNING_GRID
 from qkvflow.training.evaluate import evaluate
 from qkvflow.training.export import load
 from qkvflow.training.run import load_split
@@ -126,9 +127,15 @@ def test_dry_run_shows_matched_shapes(
     assert not (tmp_path / "out").exists()
 
 
-def test_help_is_quick_and_readable(capsys: pytest.CaptureFixture[str]):
+def test_help_is_quick_and_readable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     said = capsys.readouterr().out
     for word in ("--models", "--preset", "--match", "--tune", "params_of=LABEL"):
         assert word in said
+    # Written out there, because the plan is not imported for the sake of a help.
+    grid = said.split("on validation, of")[1].split(" or of")[0]
+    assert tuple(float(rate) for rate in grid.split(",")) == TUNING_GRID

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--tune",
         metavar="lr[=X,...]",
-        help="choose each learning rate on validation, of 1e-4,3e-4,1e-3,3e-3 or of X,...",
+        help="choose each learning rate on validation, of 3e-4,1e-3,3e-3,1e-2 or of X,...",
     )
     plan.add_argument(
         "--depths", metavar="X,...", help="evaluate at 0.5,2,4 times N and adaptive too"
