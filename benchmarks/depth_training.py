@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from qkvflow.inference.sweep import Setting, sweep_depth
-from qkvflow.training import make_config, train
-from qkvflow.training.export import load
-from qkvflow.training.run import load_split
+from qkvflow.evaluation.sweep import Setting, sweep_depth
+from qkvflow.runs.config import make_config
+from qkvflow.runs.corpus import load_split
+from qkvflow.runs.load import load
+from qkvflow.training import train
 
 WAYS = {
     "plain": {},

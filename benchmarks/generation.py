@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from qkvflow import build
-from qkvflow.inference import cache_bytes, generate, generate_speculative, make_sampler, stream
-from qkvflow.inference.recompute import recompute
+from qkvflow.generation import cache_bytes, generate, generate_speculative, make_sampler, stream
+from qkvflow.generation.recompute import recompute
 
 PROMPT, VOCAB = 16, 256
 

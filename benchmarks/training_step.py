@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks.timing import interleave, report
 from qkvflow import build, count_flops, names
-from qkvflow.training.config import OptimConfig
+from qkvflow.runs.config import OptimConfig
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import init_state, make_chunk, split_model
+from qkvflow.training.step import init_state, make_multi_step, split_model
 
 BATCH, CONTEXT, VOCAB, STEPS = 8, 128, 256, 4
 
@@ -31,7 +31,9 @@ def ours(name: str) -> tuple[Callable[[], None], int]:
     config = OptimConfig()
     schedule = make_schedule(config, 10_000)
     optim = optimiser(config, schedule)
-    chunk = make_chunk(static, optim, schedule, max_steps=STEPS, batch_size=BATCH, context=CONTEXT)
+    chunk = make_multi_step(
+        static, optim, schedule, max_steps=STEPS, batch_size=BATCH, context=CONTEXT
+    )
     run = jax.jit(chunk, donate_argnums=0)
     tokens = jax.random.randint(jax.random.key(1), (1_000_000,), 0, VOCAB).astype(jnp.uint8)
     state = [init_state(params, optim)]

@@ -20,7 +20,7 @@ import optax
 from benchmarks.timing import interleave, report
 from qkvflow import LanguageModel, build, loss
 from qkvflow.blocks.base import Block
-from qkvflow.schemes.base import AbstractScheme, Evaluation, FieldLike, Solution, State
+from qkvflow.schemes.base import AbstractScheme, ApplyBranch, FieldLike, Hidden, Solution
 from qkvflow.schemes.euler import Parallel
 from qkvflow.schemes.grid import grid
 
@@ -33,11 +33,11 @@ class GeneratesInside(AbstractScheme):
     def integrate(
         self,
         field: FieldLike,
-        x: State,
+        x: Hidden,
         *,
         num_steps: int,
         horizon: float,
-        evaluation: Callable[[Any], Evaluation],
+        make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
@@ -45,8 +45,8 @@ class GeneratesInside(AbstractScheme):
         edges: Any = None,
     ) -> Solution:
         @jax.checkpoint
-        def body(x: State, t: Any) -> tuple[State, None]:
-            return self.step.step((field.at(t),), x, horizon / num_steps, evaluation(None)), None
+        def body(x: Hidden, t: Any) -> tuple[Hidden, None]:
+            return self.step.step((field.at(t),), x, horizon / num_steps, make_apply(None)), None
 
         end, _ = jax.lax.scan(body, x, jnp.asarray(grid(num_steps)))
         return Solution(end, None, None, num_steps)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import qkvflow
 from qkvflow.fields import AbstractField
-from qkvflow.zoo import FIELDS
+from qkvflow.lm.assembly import FIELDS
 
 
 class TwoEnds(AbstractField):

@@ -3,8 +3,10 @@
 import sys
 
 import qkvflow
-from qkvflow.training import evaluate, make_config, train
-from qkvflow.training.run import load_split
+from qkvflow.evaluation.losses import evaluate
+from qkvflow.runs.config import make_config
+from qkvflow.runs.corpus import load_split
+from qkvflow.training import train
 
 out = sys.argv[1] if len(sys.argv) > 1 else "runs/from-python"
 config = make_config(

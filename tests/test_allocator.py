@@ -17,7 +17,7 @@ libc.free.argtypes = [ctypes.c_void_p]
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-allocator.settle()
+allocator.configure_malloc()
 pieces = []
 for _ in range(200):
     pieces.append((libc.malloc(1 << 20), libc.malloc(5000)))  # The small stay, in between.
@@ -25,7 +25,7 @@ for _ in range(200):
 for large, _ in pieces:
     libc.free(large)
 before = resident()
-allocator.give_back()
+allocator.trim_malloc()
 print(before - resident())
 """
 

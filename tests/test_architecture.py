@@ -48,7 +48,7 @@ UNKNOWN_TO: Mapping[str, frozenset[str]] = {
 EXCEPT = frozenset(
     {
         ("fields", "qkvflow.schemes.grid"),
-        ("qkvflow.training.config", "qkvflow.zoo"),
+        ("qkvflow.runs.config", "qkvflow.zoo"),
         ("qkvflow.training.run", "qkvflow.zoo"),
     }
 )
@@ -59,8 +59,8 @@ FIGURES = frozenset({"matplotlib", "plotly"})
 WITHOUT: Mapping[str, frozenset[str]] = {
     "qkvflow.report": JAX,
     "qkvflow.experiment": FIGURES,
-    "qkvflow.experiment.records": JAX,
-    "qkvflow.experiment.statistics": JAX,
+    "qkvflow.records": JAX,
+    "qkvflow.statistics": JAX,
 }
 EXTRAS = FIGURES | {
     "datasets",
@@ -287,7 +287,7 @@ def test_downward_imports_pass(tmp_path: Path, file: str, text: str):
         ("training/loop.py", "from qkvflow.zoo import build\n"),
         ("training/loop.py", "from qkvflow import build\n"),
         ("training/loop.py", "import qkvflow\n"),
-        ("analysis/spectra.py", "import qkvflow.inference.cache\n"),
+        ("analysis/spectra.py", "import qkvflow.generation.cache\n"),
         ("unheard_of.py", ""),
     ],
 )
@@ -300,7 +300,7 @@ def test_planted_libraries_are_found(tmp_path: Path):
     package = plant(
         tmp_path,
         {
-            "report/table.py": "from qkvflow.experiment.records import Record\n",
+            "report/table.py": "from qkvflow.records import Record\n",
             "experiment/__init__.py": "from qkvflow.experiment import runner\n",
             "experiment/records.py": "def f():\n    import optax\n",
             "experiment/runner.py": "import jax.numpy as jnp\n",

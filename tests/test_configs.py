@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qkvflow.lm import count_parameters
-from qkvflow.parallel.mesh import MeshShape
+from qkvflow.distributed.mesh import MeshShape
+from qkvflow.lm import abstract, count_parameters
 from qkvflow.planning.program import Program, compile_step
-from qkvflow.training import RunConfig, load_config
-from qkvflow.zoo import abstract
+from qkvflow.runs.config import RunConfig
+from qkvflow.runs.config_files import load_config
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 # Blocks of a hypernetwork as published: (d_time + 1) matrices of 12 d_model^2, and little more.

@@ -27,8 +27,9 @@ from tiny_models import (
 )
 
 from qkvflow.lm import LanguageModel
+from qkvflow.lm.assembly import FIELDS, MIXERS
 from qkvflow.schemes import SCHEMES
-from qkvflow.zoo import FIELDS, MIXERS, ModelConfig
+from qkvflow.zoo import ModelConfig
 
 PAIRS = [
     (field, list(BLOCK_CASES)[(i + j) % len(BLOCK_CASES)], scheme)
@@ -36,11 +37,11 @@ PAIRS = [
     for j, scheme in enumerate(SCHEME_CASES)
 ]
 VARIANTS = [
-    {"field": "gated", "gate_squash": "centred"},
+    {"field": "gated", "gate_activation": "centred"},
     {"field": "gated", "gate": "both"},
     {"field": "gated", "gate": "low-rank"},
-    {"field": "gated", "gate": "low-rank", "gate_squash": "centred"},
-    {"field": "gated", "gate": "full", "gate_squash": "centred"},
+    {"field": "gated", "gate": "low-rank", "gate_activation": "centred"},
+    {"field": "gated", "gate": "full", "gate_activation": "centred"},
     *({"field": "hypernet", "time_features": each} for each in ("learned", "raw", "layers")),
     *({"field": "basis", "basis": each, "num_basis": 3} for each in ("chebyshev", "bspline")),
     {"remat": "block"},

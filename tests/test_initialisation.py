@@ -11,10 +11,10 @@ import pytest
 from jaxtyping import Array
 
 import qkvflow
-from qkvflow.lm import LanguageModel, loss
+from qkvflow.lm import LanguageModel, build_config, loss
+from qkvflow.lm.assembly import init_block
 from qkvflow.schemes.grid import grid
-from qkvflow.zoo import ModelConfig, build_config, configure, entry
-from qkvflow.zoo.assembly import init_block
+from qkvflow.zoo import ModelConfig, configure, entry
 
 VOCAB = 256
 
@@ -78,7 +78,7 @@ def test_wide(name: str, key: Array):
     "changes",
     [
         {"gate": "low-rank"},
-        {"gate": "both", "gate_squash": "centred"},
+        {"gate": "both", "gate_activation": "centred"},
         {"field": "hypernet", "time_features": "learned"},
         {"field": "basis", "basis": "chebyshev"},
         {"field": "basis", "basis": "bspline"},

@@ -14,8 +14,8 @@ import qkvflow
 from qkvflow.blocks import Rows
 from qkvflow.errors import UserError
 from qkvflow.fields.base import take
-from qkvflow.lm import LanguageModel, loss, token_losses, weights_in_effect
-from qkvflow.zoo import PUBLISHED, abstract, configure, entry
+from qkvflow.lm import LanguageModel, abstract, loss, token_losses, weights_in_effect
+from qkvflow.zoo import PUBLISHED, configure, entry
 
 
 @eqx.filter_jit
@@ -142,7 +142,7 @@ def test_too_long_for_learned_positions():
 def test_caches_and_tables_give_the_same_logits(field: str, block: str, scheme: str):
     model, tokens = tiny(field, block, scheme), random_tokens(2, 6)
     expected = run(model, tokens)
-    table = model.tabulated()
+    table = model.precomputed()
     np.testing.assert_allclose(run(table, tokens), expected, atol=1e-5)
     caches, pieces = table.init_caches(2, 6), []
     for start, length in ((0, 3), (3, 1), (4, 1), (5, 1)):
@@ -154,7 +154,7 @@ def test_caches_and_tables_give_the_same_logits(field: str, block: str, scheme: 
 
 def test_adaptive_keeps_no_caches():
     model = tiny(scheme="adaptive")
-    assert model.tabulated() is model
+    assert model.precomputed() is model
     with pytest.raises(UserError, match="cannot keep caches"):
         model.init_caches(1, 4)
 

@@ -13,10 +13,10 @@ import pytest
 from tiny_models import SEQ, config_of, make, random_tokens
 
 from qkvflow.errors import UserError
-from qkvflow.lm import loss, num_pieces, token_losses
-from qkvflow.training import make_config
-from qkvflow.training.resume_rules import check_config
-from qkvflow.zoo import abstract, configure, entry
+from qkvflow.lm import abstract, loss, num_pieces, token_losses
+from qkvflow.runs.config import make_config
+from qkvflow.runs.resume_rules import check_config
+from qkvflow.zoo import configure, entry
 
 
 def temporaries(rows: tuple[int, int], vocab: int, max_logits: int, **changes: Any) -> int:

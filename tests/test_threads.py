@@ -10,7 +10,7 @@ COUNT = """
 import glob
 from qkvflow import threads
 
-threads.settle()
+threads.configure_threads()
 import jax
 
 assert jax.device_count() == 3

@@ -119,7 +119,7 @@ def test_register():
         ("basis", {"basis": "cosines"}, "did you mean cosine"),
         ("tong", {"time_features": "sinus"}, "did you mean sinusoidal"),
         ("hybrid", {"gate": "inputs"}, "did you mean input"),
-        ("hybrid", {"gate_squash": "sigmod"}, "did you mean sigmoid"),
+        ("hybrid", {"gate_activation": "sigmod"}, "did you mean sigmoid"),
         ("standard", {"d_model": 30}, "d_model 30 is not divisible by num_heads 4"),
         ("standard", {"num_kv_heads": 3}, "not divisible by num_kv_heads 3"),
         ("standard-llama", {"d_model": 12}, "even width per head, not 3"),

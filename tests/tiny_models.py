@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from qkvflow.lm import LanguageModel
-from qkvflow.zoo import FIELDS, ModelConfig, build_config
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm.assembly import FIELDS
+from qkvflow.zoo import ModelConfig
 
 VOCAB, SEQ = 17, 9
 TINY: dict[str, Any] = {
@@ -23,7 +24,7 @@ TINY: dict[str, Any] = {
     "ssm_head_dim": 8,
     "ssm_groups": 2,
     "d_time": 6,
-    "num_waves": 3,
+    "num_frequencies": 3,
     "gate_rank": 2,
     "rank": 2,
     "num_basis": 2,

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from qkvflow.lm import LanguageModel, count_flops, count_parameters, loss
-    from qkvflow.training.export import load
-    from qkvflow.zoo import ModelConfig, build, names, register
+    from qkvflow.lm import LanguageModel, build, count_flops, count_parameters, loss
+    from qkvflow.runs.load import load
+    from qkvflow.zoo import ModelConfig, names, register
 
 _HOMES = {
     "LanguageModel": "qkvflow.lm",
     "count_flops": "qkvflow.lm",
     "count_parameters": "qkvflow.lm",
-    "load": "qkvflow.training.export",
+    "load": "qkvflow.runs.load",
     "loss": "qkvflow.lm",
     "ModelConfig": "qkvflow.zoo",
-    "build": "qkvflow.zoo",
+    "build": "qkvflow.lm",
     "names": "qkvflow.zoo",
     "register": "qkvflow.zoo",
 }

@@ -14,7 +14,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Names of settings in glibc's malloc.h."""
 
 
-def settle() -> None:
+def configure_malloc() -> None:
     """Two arenas, and thresholds that stay where they are; for the start of a process.
 
     The workspace of a matrix product is below both, or it would be mapped anew for each: with
@@ -26,7 +26,7 @@ def settle() -> None:
         libc.mallopt(_TRIM_THRESHOLD, 8 << 20)
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """All that is free, now; takes milliseconds."""
     if (libc := _glibc()) is not None:
         libc.malloc_trim(0)

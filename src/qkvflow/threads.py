@@ -13,7 +13,7 @@ _PER_DEVICE = 4
 _ASKED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
-def settle() -> None:
+def configure_threads() -> None:
     """Four threads for every pretended device, unless it was said how many; before JAX starts."""
     flags = _ASKED.findall(os.environ.get("XLA_FLAGS", ""))
     devices = int(flags[-1]) if flags else 1

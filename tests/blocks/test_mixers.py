@@ -14,7 +14,8 @@ from tiny_models import config_of, randomised
 from qkvflow.blocks import AbstractMixer, Attention, Branch, LayerNorm, RMSNorm, Rows
 from qkvflow.blocks.attention import attend_with_dropout, rotate
 from qkvflow.blocks.base import cast_matrices, dropout
-from qkvflow.zoo import MIXERS, ModelConfig
+from qkvflow.lm.assembly import MIXERS
+from qkvflow.zoo import ModelConfig
 
 KEY = jax.random.key(0)
 D_MODEL = 16

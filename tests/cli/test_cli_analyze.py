@@ -8,7 +8,7 @@ import pytest
 
 from qkvflow.analysis import spectra
 from qkvflow.cli import main
-from qkvflow.training.export import load
+from qkvflow.runs.load import load
 
 SHAPE = ["--model.d_model", "16", "--model.num_heads", "2", "--model.num_steps", "2"]
 TRAIN = ["--steps", "2", "--batch-size", "2", "--model.context", "16", "--quiet", "--no-samples"]

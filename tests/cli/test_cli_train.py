@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from qkvflow.cli import main
-from qkvflow.training.rundir import read_lines
+from qkvflow.runs.rundir import read_lines
 
 TINY = {
     "model": {"d_model": 16, "num_steps": 2, "num_heads": 2, "context": 16},

@@ -11,11 +11,12 @@ import yaml
 from comparisons import environment, read_json
 
 from qkvflow.cli import main
+from qkvflow.evaluation.losses import evaluate
 from qkvflow.experiment.plan import TUNING_GRID
-from qkvflow.training.evaluate import evaluate
-from qkvflow.training.export import load
-from qkvflow.training.run import load_split
-from qkvflow.zoo import FIELDS, ZOO
+from qkvflow.lm.assembly import FIELDS
+from qkvflow.runs.corpus import load_split
+from qkvflow.runs.load import load
+from qkvflow.zoo import ZOO
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_field.py"
 SMALL = (

@@ -12,7 +12,8 @@ from qkvflow.experiment.matching import TOLERANCE, match, measure
 from qkvflow.experiment.plan import make_plan
 from qkvflow.experiment.presets import preset
 from qkvflow.experiment.resolve import shapes
-from qkvflow.zoo import ModelConfig, build_config, configure, entry
+from qkvflow.lm import build_config
+from qkvflow.zoo import ModelConfig, configure, entry
 
 SIZES: dict[str, Any] = {"vocab_size": 50, "tokens_per_step": 512}
 SMALL = {"d_model": 64, "num_heads": 4, "num_steps": 4, "context": 32}

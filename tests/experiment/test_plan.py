@@ -36,9 +36,11 @@ def test_models_as_text(text: str, label: str, name: str, options: dict[str, Any
 
 
 def test_several_models_in_one_text():
-    specs = parse_specs(["standard,x=tong:d_time=8,num_waves=4,shared,y=hybrid", "low-rank:rank=2"])
+    specs = parse_specs(
+        ["standard,x=tong:d_time=8,num_frequencies=4,shared,y=hybrid", "low-rank:rank=2"]
+    )
     assert [spec.label for spec in specs] == ["standard", "x", "shared", "y", "low-rank:rank=2"]
-    assert dict(specs[1].options) == {"d_time": 8, "num_waves": 4}
+    assert dict(specs[1].options) == {"d_time": 8, "num_frequencies": 4}
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ from comparisons import content, environment, lines_of, read_json, small_plan
 from qkvflow.errors import UserError
 from qkvflow.experiment import runner as runner_module
 from qkvflow.experiment.ensemble import Ensemble
-from qkvflow.experiment.records import collect, read_record
 from qkvflow.experiment.resolve import shapes, with_steps
 from qkvflow.experiment.runner import Stopped, run_plan
 from qkvflow.experiment.snapshot import read_host
 from qkvflow.experiment.watch import Plain, Silent
+from qkvflow.records import collect, read_record
 from qkvflow.report import build_report
-from qkvflow.training import load_config, train
+from qkvflow.runs.config_files import load_config
+from qkvflow.training import train
 
 ALMOST: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-4}
 

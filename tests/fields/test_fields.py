@@ -19,11 +19,12 @@ from qkvflow.fields.base import take
 from qkvflow.fields.basis import basis_functions, constant_coefficients
 from qkvflow.fields.gates import GATES, init_gate
 from qkvflow.fields.hypernet import Generator, is_generator
-from qkvflow.fields.tabulated import tabulate
+from qkvflow.fields.precomputed import precompute
 from qkvflow.fields.time import TIME_FEATURES, hats, make_time_features
+from qkvflow.lm import build_config
+from qkvflow.lm.assembly import init_block
 from qkvflow.schemes.grid import grid
-from qkvflow.zoo import ModelConfig, build_config
-from qkvflow.zoo.assembly import init_block
+from qkvflow.zoo import ModelConfig
 
 DEPTHS = np.array([0.0, 0.1, 1 / 3, 0.37, 0.5, 2 / 3, 0.9, 1.0], np.float32)
 
@@ -164,7 +165,7 @@ def test_low_rank_terms_have_their_rank():
 @pytest.mark.parametrize("kind", [each for each in GATES if each not in ("documents", "published")])
 @pytest.mark.parametrize("squash", ["sigmoid", "centred"])
 def test_gates_start_as_documented(kind: str, squash: str):
-    features = make_time_features("sinusoidal", num_waves=3, num_layers=3, key=KEY)
+    features = make_time_features("sinusoidal", num_frequencies=3, num_layers=3, key=KEY)
     made = init_gate(kind, (5, 7), num_features=7, squash=squash, rank=2, key=KEY)
     factor = np.broadcast_to(made(features(DEPTHS)), (len(DEPTHS), 5, 7))
     if squash == "centred":
@@ -183,7 +184,7 @@ def test_gates_start_as_documented(kind: str, squash: str):
 
 
 def test_centred_gates_leave_the_block_as_it_was():
-    config = config_of("gated", gate_squash="centred")
+    config = config_of("gated", gate_activation="centred")
     key = jax.random.key(0)
     model = build_config(config, vocab_size=3, key=key)
     # The same keys as the assembly draws, for the block that is gated.
@@ -194,9 +195,9 @@ def test_centred_gates_leave_the_block_as_it_was():
 
 
 def test_unknown_members():
-    features = make_time_features("raw", num_waves=3, num_layers=3, key=KEY)
+    features = make_time_features("raw", num_frequencies=3, num_layers=3, key=KEY)
     with pytest.raises(UserError, match="did you mean sinusoidal"):
-        make_time_features("sinusoid", num_waves=3, num_layers=3, key=KEY)
+        make_time_features("sinusoid", num_frequencies=3, num_layers=3, key=KEY)
     for kind, squash in (("outputs", "sigmoid"), ("output", "sigmoids")):
         with pytest.raises(UserError, match="did you mean"):
             init_gate(kind, (2, 2), num_features=features.size, squash=squash, rank=1, key=KEY)
@@ -209,7 +210,7 @@ def test_unknown_members():
 
 @pytest.mark.parametrize("kind", TIME_FEATURES)
 def test_time_features(kind: str):
-    made = make_time_features(kind, num_waves=4, num_layers=3, key=KEY)
+    made = make_time_features(kind, num_frequencies=4, num_layers=3, key=KEY)
     found = made(DEPTHS)
     assert found.shape == (len(DEPTHS), made.size)
     assert made.size == {"sinusoidal": 9, "learned": 9, "raw": 1, "layers": 3}[kind]
@@ -259,7 +260,7 @@ def test_constant_coefficients(kind: str):
 def test_tabulated_fields_answer_for_their_depths():
     field = field_of("gated")
     starts = np.array([0.0, 1 / 3, 2 / 3], np.float32)
-    table = tabulate(field, [grid(3), starts])
+    table = precompute(field, [grid(3), starts])
     assert_trees_close(table.stack(grid(3)), field.stack(grid(3)))
     assert_trees_close(table.stack(starts), field.stack(starts))
     assert_trees_close(table.at(0.0), field.at(0.0))

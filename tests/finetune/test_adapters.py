@@ -17,12 +17,11 @@ from qkvflow.fields.lora import matrices_of
 from qkvflow.finetune import Adaptation, adapted_model, load_adapter, merge, save_adapter
 from qkvflow.finetune.adaptation import model_changes, relayered
 from qkvflow.finetune.adapters import weights_hash
-from qkvflow.lm import LanguageModel
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.runs.config import make_config
+from qkvflow.runs.load import Trained
 from qkvflow.schemes import grid
-from qkvflow.training import make_config
-from qkvflow.training.run import Trained
-from qkvflow.training.selection import count_trained, trained_arrays
-from qkvflow.zoo import build_config
+from qkvflow.training.trainable import count_trained, trained_arrays
 
 TOKENS = random_tokens(2, 6)
 FIELDS = ("shared", "per-layer", "hypernet", "low-rank", "basis", "gated")

@@ -15,9 +15,10 @@ from safetensors.numpy import load_file
 
 from qkvflow.cli import main
 from qkvflow.errors import UserError
-from qkvflow.training import load_run, make_config, resume, train
-from qkvflow.training.export import load
-from qkvflow.training.rundir import read_lines
+from qkvflow.runs.config import make_config
+from qkvflow.runs.load import load, load_run
+from qkvflow.runs.rundir import read_lines
+from qkvflow.training import resume, train
 
 WORDS = ["depth", "is", "a", "coordinate", "and", "the", "flow", "of", "weights", "runs", "on"]
 BUDGET = 60
@@ -44,7 +45,7 @@ def options_of(spec: str, **changes: Any) -> dict[str, Any]:
             "num_heads": 2,
             "context": 32,
             "d_time": 4,
-            "num_waves": 4,
+            "num_frequencies": 4,
             "mlp_ratio": 2.0,
         },
         "data": {"spec": spec, "tokenizer": "char"},
@@ -209,7 +210,7 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
         (["--scheme", "eular"], "did you mean euler"),
         (["--adapter", "nothing", "--method", "lora"], "no matrix is named 'nothing'"),
         (["--model.d_model", "64"], "belongs to the pretrained model"),
-        (["--train.only", "all"], "follows from --method"),
+        (["--train.trainable", "all"], "follows from --method"),
         (["--optim.name", "schedule-free", "--method", "gates"], "trains all arrays"),
     ],
 )

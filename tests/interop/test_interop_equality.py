@@ -12,8 +12,7 @@ from hf_cases import CASES, KEPT, VOCAB, random_tokens, read_golden
 
 from qkvflow import loss
 from qkvflow.interop import config_from_huggingface, from_huggingface, to_huggingface
-from qkvflow.lm import LanguageModel, count_parameters
-from qkvflow.zoo import abstract
+from qkvflow.lm import LanguageModel, abstract, count_parameters
 
 TOLERANCE = 1e-4
 

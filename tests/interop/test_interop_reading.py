@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 
 from qkvflow.errors import UserError
 from qkvflow.interop import config_from_huggingface, from_huggingface, to_huggingface
-from qkvflow.lm import LanguageModel
-from qkvflow.zoo import ModelConfig, build_config
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.zoo import ModelConfig
 
 
 def write(directory: Path, settings: dict[str, Any], tensors: dict[str, np.ndarray]) -> None:

@@ -11,18 +11,24 @@ import jax.numpy as jnp
 import pytest
 
 from qkvflow.cli import main
+from qkvflow.distributed.mesh import MeshShape
 from qkvflow.errors import UserError
-from qkvflow.parallel.mesh import MeshShape
 from qkvflow.planning.accelerators import ACCELERATORS, USABLE, accelerator
 from qkvflow.planning.estimate import check_changes, on_accelerators
 from qkvflow.planning.hlo import Work, count_work
 from qkvflow.planning.process import make_plan
 from qkvflow.planning.program import Memory, Program
 from qkvflow.planning.vocabulary import vocabulary_size
-from qkvflow.training import make_config
-from qkvflow.training.config import RunConfig
+from qkvflow.runs.config import RunConfig, make_config
 
-TINY = {"d_model": 32, "num_heads": 2, "num_steps": 3, "context": 64, "d_time": 8, "num_waves": 4}
+TINY = {
+    "d_model": 32,
+    "num_heads": 2,
+    "num_steps": 3,
+    "context": 64,
+    "d_time": 8,
+    "num_frequencies": 4,
+}
 
 
 def work_of(function: Any, *shapes: tuple[int, ...]) -> Work:

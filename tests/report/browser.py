@@ -44,21 +44,21 @@ class Browser:
     """One tab, and what its page did: `errors` it logged, `requests` it made."""
 
     def __init__(self, path: str, profile: str):
-        inward, self._out = self._pipe()
-        self._in, outward = self._pipe()
+        in_proj, self._out = self._pipe()
+        self._in, out_proj = self._pipe()
         null = os.open(os.devnull, os.O_RDWR)
         self._pid = os.posix_spawn(
             path,
             [path, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
             dict(os.environ),
             file_actions=[
-                (os.POSIX_SPAWN_DUP2, inward, 3),
-                (os.POSIX_SPAWN_DUP2, outward, 4),
+                (os.POSIX_SPAWN_DUP2, in_proj, 3),
+                (os.POSIX_SPAWN_DUP2, out_proj, 4),
                 *((os.POSIX_SPAWN_DUP2, null, standard) for standard in (0, 1, 2)),
             ],
             setpgroup=0,
         )
-        for descriptor in (inward, outward, null):
+        for descriptor in (in_proj, out_proj, null):
             os.close(descriptor)
         self._buffer = b""
         self._number = 0

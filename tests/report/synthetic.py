@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from qkvflow.experiment.records import write_json, write_record
+from qkvflow.records import write_json, write_record
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         key=jax.random.key(0),
         d_state=12,
         d_time=6,
-        num_waves=3,
+        num_frequencies=3,
         init_std=0.3,
         **SHAPE,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from synthetic import MODELS, experiment
 
-from qkvflow.experiment.records import Curve
+from qkvflow.records import Curve
 from qkvflow.report import ReportPaths, build_report, numbers
 from qkvflow.report.curves import MOST_BINS, band
 from qkvflow.report.files import _last_part

@@ -18,6 +18,7 @@ from qkvflow.blocks.base import Role
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, Shared
 from qkvflow.fields.base import at_one
+from qkvflow.lm import abstract
 from qkvflow.schemes import (
     REMATS,
     RK4,
@@ -33,10 +34,9 @@ from qkvflow.schemes import (
     default_horizon,
     make_scheme,
 )
-from qkvflow.schemes.base import Plain, Solution
+from qkvflow.schemes.base import ApplyFull, Solution
 from qkvflow.schemes.grid import grid, is_grid, stage_times
 from qkvflow.schemes.remat import group_length
-from qkvflow.zoo import abstract
 
 ORDERS: dict[type[AbstractStepScheme], int] = {
     Sequential: 1,
@@ -104,7 +104,7 @@ def integrate(
         x,
         num_steps=num_steps,
         horizon=options.pop("horizon", HORIZON),
-        evaluation=lambda key: Plain(rows, None),
+        make_apply=lambda key: ApplyFull(rows, None),
         **options,
     )
 
@@ -222,7 +222,7 @@ def test_saved_states(scheme: type[AbstractScheme]):
 
 @pytest.mark.parametrize("scheme", ORDERS, ids=lambda each: each.__name__)
 def test_evaluations_are_counted(scheme: Any):
-    class Counting(Plain):
+    class Counting(ApplyFull):
         total = 0
 
         def __call__(self, branch: Branch, x: Array) -> Array:

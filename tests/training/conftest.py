@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkvflow.training import RunConfig, make_config
+from qkvflow.runs.config import RunConfig, make_config
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["qkvflow.training.export", "matplotlib.figure", "processes"])
+_CONTEXT.set_forkserver_preload(["qkvflow.runs.export", "matplotlib.figure", "processes"])
 
 
 def pipe() -> Any:
@@ -41,7 +41,8 @@ def _work(
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     from qkvflow.errors import UserError
-    from qkvflow.training import Interrupted, make_config, resume, train
+    from qkvflow.runs.config import make_config
+    from qkvflow.training import Interrupted, resume, train
 
     if largest_file is not None:
         # Writes beyond this fail as on a full disk. That is not meant for the compilation cache,

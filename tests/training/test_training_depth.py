@@ -18,12 +18,12 @@ from qkvflow.blocks.base import Rows
 from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
+from qkvflow.runs.config import RunConfig, TrainConfig, make_config
+from qkvflow.runs.rundir import read_lines
 from qkvflow.schemes import shifted_edges
-from qkvflow.schemes.base import Plain, total_increment
-from qkvflow.training import RunConfig, make_config, resume, train
-from qkvflow.training.config import TrainConfig
-from qkvflow.training.depth import Jitter, make_objective, parse_jitter, step_flops
-from qkvflow.training.rundir import read_lines
+from qkvflow.schemes.base import ApplyFull, total_increment
+from qkvflow.training import resume, train
+from qkvflow.training.objective import Jitter, make_objective, parse_jitter, step_flops
 from qkvflow.training.step import depth_key
 
 TOKENS, TARGETS = random_tokens(2, 5, seed=0), random_tokens(2, 5, seed=1)
@@ -49,7 +49,7 @@ def on_edges(model: LanguageModel, edges: Any) -> Any:
     rows = Rows(2, 5)
     x = model.embed(TOKENS, rows)
     for begin, end in pairwise(edges):
-        increment = total_increment(model.field.at(end), x, Plain(rows, None))
+        increment = total_increment(model.field.at(end), x, ApplyFull(rows, None))
         x = x + model.horizon * (end - begin) * increment
     return model.logits(x)
 

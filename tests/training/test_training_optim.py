@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from qkvflow.training.config import OPTIMISERS, OptimConfig, RunConfig
+from qkvflow.lm import abstract
+from qkvflow.runs.config import OPTIMISERS, OptimConfig, RunConfig
 from qkvflow.training.optim import evaluation_params, matrices, optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.zoo import abstract, configure, entry, names
+from qkvflow.zoo import configure, entry, names
 
 
 def nanogpt(step: int, optim: OptimConfig, steps: int) -> float:
@@ -21,12 +22,12 @@ def nanogpt(step: int, optim: OptimConfig, steps: int) -> float:
     if step < optim.warmup:
         return optim.lr * (step + 1) / optim.warmup
     ratio = (step - optim.warmup) / (steps - optim.warmup)
-    low = optim.final_lr * optim.lr
+    low = optim.min_lr_ratio * optim.lr
     return low + 0.5 * (1.0 + math.cos(math.pi * ratio)) * (optim.lr - low)
 
 
 def test_cosine_is_nanogpts():
-    optim = OptimConfig(lr=1e-3, warmup=100, final_lr=0.1)
+    optim = OptimConfig(lr=1e-3, warmup=100, min_lr_ratio=0.1)
     schedule = make_schedule(optim, 2000)
     for step in (0, 1, 50, 99, 100, 101, 1000, 1999):
         assert float(schedule(step)) == pytest.approx(nanogpt(step, optim, 2000), rel=1e-5)
@@ -47,7 +48,7 @@ def test_other_shapes(kind: str, expected: list[float]):
 
 
 def test_wsd_decays_over_its_last_share():
-    schedule = make_schedule(OptimConfig(lr=1.0, schedule="wsd", warmup=0, final_lr=0.0), 100)
+    schedule = make_schedule(OptimConfig(lr=1.0, schedule="wsd", warmup=0, min_lr_ratio=0.0), 100)
     found = [float(schedule(step)) for step in (79, 80, 90, 100)]
     np.testing.assert_allclose(found, [1.0, 1.0, 0.5, 0.0], atol=1e-5)
 
@@ -87,8 +88,8 @@ def test_a_stack_of_learned_time_frequencies_is_not_a_matrix():
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_lowers_a_loss(name: str, tiny: Callable[..., RunConfig]):
+    from qkvflow.lm import build_config
     from qkvflow.training.step import model_key, split_model
-    from qkvflow.zoo import build_config
 
     lr = {"sgd": 0.5, "lion": 1e-3}.get(name, 1e-2)
     config = tiny(

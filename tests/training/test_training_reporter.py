@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 
-from qkvflow.training.evaluate import Evaluation
+from qkvflow.evaluation.losses import Evaluation
 from qkvflow.training.reporter import Plain, Reporter, Rich, duration, printable
 
 EVALUATION = Evaluation(1.5, 0.01, 2.1, 100, 16, np.zeros(16))

@@ -12,9 +12,11 @@ import pytest
 from processes import fake_sample, kill_when, start
 
 from qkvflow.errors import UserError
-from qkvflow.training import Diverged, RunConfig, load_run, make_config, resume, train
-from qkvflow.training.checkpoint import Checkpoints
-from qkvflow.training.rundir import read_lines
+from qkvflow.runs.checkpoint import Checkpoints
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.load import load_run
+from qkvflow.runs.rundir import read_lines
+from qkvflow.training import Diverged, resume, train
 
 STEPS = 240
 

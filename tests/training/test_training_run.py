@@ -13,9 +13,10 @@ import pytest
 from processes import fake_sample, pipe, start
 
 from qkvflow.errors import UserError
-from qkvflow.experiment.records import read_record
-from qkvflow.training import RunConfig, make_config, resume, train
-from qkvflow.training.rundir import read_lines
+from qkvflow.records import read_record
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.rundir import read_lines
+from qkvflow.training import resume, train
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ def test_the_same_twice_and_another_seed(run: Path, tiny: Callable[..., RunConfi
 
 
 def test_the_resolved_configuration_repeats_the_run(run: Path, tmp_path: Path):
-    from qkvflow.training import load_config
+    from qkvflow.runs.config_files import load_config
 
     train(load_config(run / "config.yaml"), tmp_path / "again")
     assert metrics_of(tmp_path / "again") == metrics_of(run)
@@ -124,7 +125,7 @@ def test_an_existing_run_is_left_as_it_is(run: Path, tiny: Callable[..., RunConf
 
 
 def test_two_processes_do_not_share_a_run(run: Path):
-    from qkvflow.training.rundir import locked
+    from qkvflow.runs.rundir import locked
 
     (run / "record.json").rename(run / "kept.json")
     try:

@@ -13,11 +13,13 @@ import pytest
 
 from qkvflow.data.batches import BatchLoader
 from qkvflow.lm import loss
-from qkvflow.training import RunConfig, init_state, make_chunk, model_key
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs.config import RunConfig
+from qkvflow.training import init_state, make_multi_step, model_key
 from qkvflow.training.optim import optimiser
-from qkvflow.training.run import abstract_model, initial_params
+from qkvflow.training.run import initial_params
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, dropout_key, make_host_chunk
+from qkvflow.training.step import State, dropout_key, make_host_multi_step
 
 VOCAB, BATCH, CONTEXT, MOST = 17, 4, 16, 6
 TOKENS = np.random.default_rng(1).integers(0, VOCAB, 500).astype(np.uint8)
@@ -35,7 +37,7 @@ class Setting:
 
     def chunk(self, **options: Any) -> Callable[..., Any]:
         options = {"max_steps": MOST, "batch_size": BATCH, "context": CONTEXT, **options}
-        return make_chunk(self.static, self.optimiser, self.schedule, **options)
+        return make_multi_step(self.static, self.optimiser, self.schedule, **options)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +120,7 @@ def test_accumulation_is_the_same_gradient(setting: Setting):
 
 def test_batches_from_the_host_are_the_same_steps(setting: Setting):
     state, losses = run(jax.jit(setting.chunk()), setting.state(2), 2, [6])
-    chunk = make_host_chunk(
+    chunk = make_host_multi_step(
         setting.static, setting.optimiser, setting.schedule, max_steps=MOST, batch_size=BATCH
     )
     loader = BatchLoader(TOKENS, seed=2, batch_size=BATCH, context=CONTEXT)

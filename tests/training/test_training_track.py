@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qkvflow.errors import UserError
-from qkvflow.training import RunConfig
+from qkvflow.runs.config import RunConfig
 from qkvflow.training.track import make_tracker
 
 LINES = [

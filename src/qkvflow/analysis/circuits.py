@@ -106,12 +106,12 @@ def _ssm(mixer: SSM) -> Iterator[tuple[str, Circuit]]:
 def _selective_ssm(mixer: SelectiveSSM) -> Iterator[tuple[str, Circuit]]:
     heads, width = mixer.num_heads, mixer.head_dim
     inner, groups, states = heads * width, mixer.groups, mixer.d_state
-    inward = _double(mixer.inward.weight)
-    b = _columns(inward, 2 * inner, groups, states)
-    c = _columns(inward, 2 * inner + groups * states, groups, states)
+    in_proj = _double(mixer.in_proj.weight)
+    b = _columns(in_proj, 2 * inner, groups, states)
+    c = _columns(in_proj, 2 * inner + groups * states, groups, states)
     yield "CB", Circuit(c, np.swapaxes(b, -1, -2))
-    x = _columns(inward, inner, heads, width)
-    yield "XO", Circuit(x, _rows(_double(mixer.outward.weight), heads))
+    x = _columns(in_proj, inner, heads, width)
+    yield "XO", Circuit(x, _rows(_double(mixer.out_proj.weight), heads))
 
 
 def _matrices(mixer: AbstractMixer) -> Iterator[tuple[str, Circuit]]:

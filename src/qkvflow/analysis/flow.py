@@ -17,7 +17,7 @@ from qkvflow.errors import UserError
 from qkvflow.fields.base import take
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import RK4, AbstractStepScheme, stage_times
-from qkvflow.schemes.base import Plain, State
+from qkvflow.schemes.base import ApplyFull, Hidden
 
 
 def in_steps(model: LanguageModel) -> LanguageModel:
@@ -43,9 +43,9 @@ class DepthFlow(eqx.Module):
     size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
 
-    def __call__(self, x: State, step: int | Int[Array, ""]) -> State:
+    def __call__(self, x: Hidden, step: int | Int[Array, ""]) -> Hidden:
         blocks = tuple(take(stage, step) for stage in self.blocks)
-        return self.scheme.step(blocks, x, self.size, Plain(self.rows, None))
+        return self.scheme.step(blocks, x, self.size, ApplyFull(self.rows, None))
 
 
 def depth_flow(model: LanguageModel, seq: int, num_steps: int | None = None) -> DepthFlow:

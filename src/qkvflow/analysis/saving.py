@@ -11,7 +11,7 @@ from qkvflow.analysis.base import Analysis, Subject, to_arrays
 from qkvflow.analysis.members import ANALYSES
 from qkvflow.errors import UserError, unknown
 from qkvflow.lm import LanguageModel
-from qkvflow.training.rundir import to_json, write_whole, writing
+from qkvflow.runs.rundir import to_json, write_whole, writing
 
 SUMMARY = "analysis.json"
 

@@ -25,7 +25,7 @@ from qkvflow.blocks.base import Branch, Rows
 from qkvflow.lm import LanguageModel
 from qkvflow.lm.accounting import block_at_end
 from qkvflow.schemes import AbstractStepScheme, stage_times
-from qkvflow.schemes.base import Plain, State
+from qkvflow.schemes.base import ApplyFull, Hidden
 
 
 @dataclass(frozen=True)
@@ -107,12 +107,12 @@ class Recorded:
     """Evaluates branches as usual, and keeps delta A of the selective ones at each call."""
 
     def __init__(self, rows: Rows):
-        self.plain, self.kept = Plain(rows, None), {}
+        self.plain, self.kept = ApplyFull(rows, None), {}
 
-    def __call__(self, branch: Branch, x: State) -> State:
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden:
         mixer = branch.mixer
         if isinstance(mixer, SelectiveSSM):
-            raw = mixer.inward(branch.norm(x))[:, -mixer.num_heads :].astype(jnp.float32)
+            raw = mixer.in_proj(branch.norm(x))[:, -mixer.num_heads :].astype(jnp.float32)
             delta = jax.nn.softplus(raw + mixer.decay.delta_bias[None])
             # A step may meet a layer several times; the first is at the step's own state.
             self.kept.setdefault(id(branch), -delta * jnp.exp(mixer.decay.log_a)[None])
@@ -131,7 +131,7 @@ def _selective(model: LanguageModel, tokens: Array) -> dict[int, Any]:
         model.embed(tokens, rows),
         num_steps=model.num_steps,
         horizon=model.horizon,
-        evaluation=lambda _: Recorded(rows),
+        make_apply=lambda _: Recorded(rows),
     )
     # Later stages of a step, which have blocks of their own, come after those of the first.
     selective = [
@@ -139,4 +139,4 @@ def _selective(model: LanguageModel, tokens: Array) -> dict[int, Any]:
         for index, branch in enumerate(block_at_end(model).branches)
         if isinstance(branch.mixer, SelectiveSSM)
     ]
-    return {index: solution.left_behind[place] for place, index in enumerate(selective)}
+    return {index: solution.aux[place] for place, index in enumerate(selective)}

@@ -1,7 +1,7 @@
 """Blocks: the arithmetic of one layer. They know nothing of depth.
 
 Add a mixer: a file here with a final subclass of `AbstractMixer` and its `init_` function, and an
-entry in `qkvflow.zoo.assembly.MIXERS`.
+entry in `qkvflow.lm.assembly.MIXERS`.
 """
 
 from qkvflow.blocks.attention import Attention

@@ -46,11 +46,11 @@ class SelectiveState(eqx.Module):
 
 
 class SelectiveSSM(AbstractMixer):
-    inward: Linear
+    in_proj: Linear
     conv: Convolution
     decay: Decay
     norm: RMSNorm
-    outward: Linear
+    out_proj: Linear
     head_dim: int = eqx.field(static=True)
     d_state: int = eqx.field(static=True)
     groups: int = eqx.field(static=True)
@@ -63,7 +63,7 @@ class SelectiveSSM(AbstractMixer):
         self, x: Array, rows: Rows, past: SelectiveState, recurrence: Any
     ) -> tuple[Array, SelectiveState]:
         inner, shared = self.num_heads * self.head_dim, self.groups * self.d_state
-        z, packed, delta = jnp.split(self.inward(x), [inner, 2 * inner + 2 * shared], axis=-1)
+        z, packed, delta = jnp.split(self.in_proj(x), [inner, 2 * inner + 2 * shared], axis=-1)
         kernel = self.conv.kernel.astype(packed.dtype)
         packed, tail = causal_conv(rows.unfold(packed), kernel, past.tail.astype(packed.dtype))
         packed = jax.nn.silu(packed + self.conv.bias[None, None].astype(packed.dtype))
@@ -76,7 +76,7 @@ class SelectiveSSM(AbstractMixer):
         y, state = recurrence(values, rows.unfold(delta), a, b, c, past.state)
         y = y + self.decay.d[None, None, :, None].astype(y.dtype) * values
         y = rows.fold(y).reshape(rows.batch * rows.seq, inner)
-        y = self.outward(self.norm(y * jax.nn.silu(z).astype(y.dtype)))
+        y = self.out_proj(self.norm(y * jax.nn.silu(z).astype(y.dtype)))
         return y, SelectiveState(tail.astype(past.tail.dtype), state)
 
     def __call__(
@@ -111,7 +111,7 @@ class SelectiveSSM(AbstractMixer):
             self.num_heads, self.head_dim, self.d_state, self.groups, context
         )
         width, channels = self.conv.kernel.shape[-2:]
-        products = self.inward.flops_per_token + self.outward.flops_per_token
+        products = self.in_proj.flops_per_token + self.out_proj.flops_per_token
         return products + 2 * width * channels + round(core)
 
 
@@ -137,7 +137,7 @@ def init_selective_ssm(
     delta = jnp.exp(jax.random.uniform(key_delta, (heads,), minval=span[0], maxval=span[1]))
     bound = conv_width**-0.5
     return SelectiveSSM(
-        inward=init_linear(d_model, inner + channels + heads, bias=False, std=std, key=key_in),
+        in_proj=init_linear(d_model, inner + channels + heads, bias=False, std=std, key=key_in),
         conv=Convolution(
             jax.random.uniform(key_conv, (conv_width, channels), minval=-bound, maxval=bound),
             jnp.zeros(channels),
@@ -149,7 +149,7 @@ def init_selective_ssm(
             delta_bias=delta + jnp.log(-jnp.expm1(-delta)),
         ),
         norm=RMSNorm(jnp.ones(inner), norm_eps),
-        outward=init_linear(inner, d_model, bias=False, std=out_std, key=key_out),
+        out_proj=init_linear(inner, d_model, bias=False, std=out_std, key=key_out),
         head_dim=head_dim,
         d_state=d_state,
         groups=groups,

@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] == "--version":
         print(f"qkvflow {__version__}")
         return 0
-    allocator.settle()
-    threads.settle()
+    allocator.configure_malloc()
+    threads.configure_threads()
     try:
         return _run_verb(argv[0], argv[1:])
     except UserError as error:

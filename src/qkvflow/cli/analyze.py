@@ -44,10 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qkvflow.analysis import Subject, analyse, choose, in_steps
     from qkvflow.cli.eval import at_depth
+    from qkvflow.compilation import use_compilation_cache
     from qkvflow.lm import count_parameters
     from qkvflow.report.analysis import build_analysis
-    from qkvflow.training.export import load
-    from qkvflow.training.run import use_compilation_cache
+    from qkvflow.runs.load import load
 
     num_exponents = _exponents(args.exponents)
     names = None if args.only is None else [name.strip() for name in args.only.split(",")]
@@ -124,7 +124,7 @@ def _text(model: Any, tokenizer: Any, text: str | None) -> tuple[Any, str]:
 def _sample(model: Any, tokenizer: Any) -> tuple[Any, str]:
     import numpy as np
 
-    from qkvflow.inference import generate
+    from qkvflow.generation import generate
 
     try:
         start = tokenizer.encode("\n").tolist()

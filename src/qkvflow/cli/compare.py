@@ -130,8 +130,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> None:
     if args.no_report:
-        from qkvflow.experiment.records import collect
-        from qkvflow.experiment.statistics import write_statistics
+        from qkvflow.records import collect
+        from qkvflow.statistics import write_statistics
 
         write_statistics(args.out, collect(args.out))
         return
@@ -145,10 +145,10 @@ def _report(args: argparse.Namespace) -> None:
 def plan_of(args: argparse.Namespace) -> Any:
     """The plan that the options ask for: preset or file first, options on top."""
     from qkvflow.experiment.plan import make_plan, seeds_of
-    from qkvflow.experiment.plugins import load_plugins
     from qkvflow.experiment.presets import DEFAULT_MODELS, preset
     from qkvflow.experiment.specs import parse_specs
-    from qkvflow.training import parse_overrides, read_yaml
+    from qkvflow.runs.config_files import parse_overrides, read_yaml
+    from qkvflow.zoo.plugins import load_plugins
 
     if args.preset and args.config:
         raise UserError("--preset and --config are two plans; give one of them")
@@ -203,7 +203,7 @@ def _dry_run(plan: Any) -> int:
     import yaml
 
     from qkvflow.experiment.resolve import describe, shapes, with_steps
-    from qkvflow.training.run import load_data
+    from qkvflow.runs.corpus import load_data
 
     encoded = load_data(plan.base_config(plan.models[0]))
     entries = shapes(plan, encoded.tokenizer.vocab_size)

@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _eval(args: argparse.Namespace) -> int:
-    from qkvflow.parallel import hosts, make_layout
-    from qkvflow.training.export import load
-    from qkvflow.training.run import load_split, use_compilation_cache
+    from qkvflow.compilation import use_compilation_cache
+    from qkvflow.distributed import hosts, make_layout
+    from qkvflow.runs.corpus import load_split
+    from qkvflow.runs.load import load
 
     for name in ("num_steps", "batch_size", "max_tokens"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
@@ -65,7 +66,7 @@ def _eval(args: argparse.Namespace) -> int:
         "floor": floor,
         "results": results,
     }
-    if not hosts.is_first():
+    if not hosts.is_rank0():
         return 0
     if args.json:
         print(json.dumps(answer, indent=1))
@@ -90,7 +91,7 @@ def at_depth(model: Any, config: Any, args: argparse.Namespace) -> Any:
 def _evaluate(
     trained: Any, model: Any, split: Any, context: int, args: argparse.Namespace, layout: Any
 ) -> dict[str, Any]:
-    from qkvflow.training import evaluate
+    from qkvflow.evaluation.losses import evaluate
 
     if context > trained.model.context:
         print(
@@ -127,9 +128,9 @@ def _arrives(model: Any, split: Any, context: int, args: argparse.Namespace) -> 
     """Whether the solver has steps enough, on one batch; None if several processes share it."""
     import jax
 
-    from qkvflow.inference.sweep import count_work
+    from qkvflow.evaluation.losses import evaluation_batch
+    from qkvflow.evaluation.sweep import count_work
     from qkvflow.schemes import Adaptive
-    from qkvflow.training.evaluate import evaluation_batch
 
     if not isinstance(model.scheme, Adaptive):
         return True

@@ -23,8 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qkvflow.finetune import load_adapter, merge
-    from qkvflow.training.export import check_new, export, load, write_export
-    from qkvflow.training.run import read_record
+    from qkvflow.runs.export import check_new, export, write_export
+    from qkvflow.runs.load import load
+    from qkvflow.runs.rundir import read_record
 
     step = checkpoint_step(args.checkpoint)
     if args.adapter is None and not args.merge:

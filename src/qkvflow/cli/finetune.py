@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finetune(args: argparse.Namespace) -> int:
+    from qkvflow.distributed import hosts
     from qkvflow.finetune import Adaptation, finetune
     from qkvflow.finetune.run import REPORT, read_report, summary
-    from qkvflow.parallel import hosts
-    from qkvflow.training import parse_overrides
+    from qkvflow.runs.config_files import parse_overrides
 
     overrides = parse_overrides(args.overrides)
     _check(overrides)
@@ -90,7 +90,7 @@ def _finetune(args: argparse.Namespace) -> int:
         ),
     )
     report_file = Path(args.out) / REPORT
-    if code == 0 and hosts.is_first() and report_file.exists() and not args.quiet and not args.json:
+    if code == 0 and hosts.is_rank0() and report_file.exists() and not args.quiet and not args.json:
         print(summary(read_report(Path(args.out))))
     return code
 

@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qkvflow.cli.eval import at_depth
     from qkvflow.cli.evaluation import checkpoint_step
-    from qkvflow.inference import make_sampler
-    from qkvflow.training.export import load
-    from qkvflow.training.run import use_compilation_cache
+    from qkvflow.compilation import use_compilation_cache
+    from qkvflow.generation import make_sampler
+    from qkvflow.runs.load import load
 
     if args.greedy:
         args.temperature = 0.0
@@ -128,10 +128,10 @@ def _single(
 
 def _parts(model: Any, prompt: list[int], args: argparse.Namespace) -> Iterator[Any]:
     """The tokens as they come, with what is known of each group of them."""
-    from qkvflow.inference import make_sampler
-    from qkvflow.inference.early_exit import check_scheme, parse_early_exit
-    from qkvflow.inference.generation import FullDepth, Request, stream_parts
-    from qkvflow.inference.speculative import stream_speculative
+    from qkvflow.generation import make_sampler
+    from qkvflow.generation.decoding import FullDepth, Request, stream_parts
+    from qkvflow.generation.early_exit import check_scheme, parse_early_exit
+    from qkvflow.generation.speculative import stream_speculative
 
     sampler = make_sampler(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     if args.draft_steps is not None:
@@ -176,8 +176,8 @@ def _report(
     if args.early_exit:
         import numpy as np
 
-        from qkvflow.inference import exit_quality
-        from qkvflow.inference.early_exit import parse_early_exit
+        from qkvflow.generation import exit_quality
+        from qkvflow.generation.early_exit import parse_early_exit
 
         text = np.array([prompt + new])[:, -model.context :]
         quality = exit_quality(model, text, parse_early_exit(args.early_exit))
@@ -231,8 +231,8 @@ def _batch(
     prompts: list[list[int]],
     args: argparse.Namespace,
 ) -> None:
-    from qkvflow.inference import generate, generate_early_exit, generate_speculative
-    from qkvflow.inference.early_exit import parse_early_exit
+    from qkvflow.generation import generate, generate_early_exit, generate_speculative
+    from qkvflow.generation.early_exit import parse_early_exit
 
     for line, prompt in enumerate(prompts, 1):
         if not prompt:

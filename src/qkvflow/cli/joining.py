@@ -28,7 +28,7 @@ def joined(args: argparse.Namespace, work: Callable[[], int]) -> int:
     """`work()`, after joining the other processes of the run, if there are any."""
     if not _several(args):
         return work()
-    from qkvflow.parallel import hosts
+    from qkvflow.distributed import hosts
 
     hosts.join(args.coordinator, args.process_id, args.num_processes)
     _keep_output()

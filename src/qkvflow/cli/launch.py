@@ -36,6 +36,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("give the verb to launch: qkvflow launch -n 2 -- train ...")
     if command[0] not in _VERBS:
         raise unknown("verb to launch", command[0], _VERBS)
-    from qkvflow.parallel.launch import launch
+    from qkvflow.distributed.launch import launch
 
     return launch(command, args.n, devices=args.devices)

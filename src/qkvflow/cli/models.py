@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
 def describe(name: str, size: str, vocab_size: int) -> dict[str, Any]:
     """One model of the zoo, counted without allocating it."""
-    from qkvflow.lm import count_flops, count_parameters, weights_in_effect
-    from qkvflow.zoo import PUBLISHED, abstract, configure, entry
+    from qkvflow.lm import abstract, count_flops, count_parameters, weights_in_effect
+    from qkvflow.zoo import PUBLISHED, configure, entry
 
     config = configure(entry(name, size), {})
     model = abstract(config, vocab_size=vocab_size)

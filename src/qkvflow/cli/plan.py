@@ -43,10 +43,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qkvflow.parallel.mesh import MeshShape, parse_mesh
+    from qkvflow.distributed.mesh import MeshShape, parse_mesh
     from qkvflow.planning import plan
     from qkvflow.planning.vocabulary import vocabulary_size
-    from qkvflow.training import load_config, parse_overrides
+    from qkvflow.runs.config_files import load_config, parse_overrides
 
     config = load_config(args.config, parse_overrides(args.overrides))
     if args.vocab is not None and args.vocab < 1:

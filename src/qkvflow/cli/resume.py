@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _resume(args: argparse.Namespace) -> int:
     from qkvflow.finetune.run import complete
-    from qkvflow.training import parse_overrides, resume
+    from qkvflow.runs.config_files import parse_overrides
+    from qkvflow.training import resume
 
     if any(key == "train.tokens" for key, _ in args.overrides):
         raise UserError("resume counts in steps; give --steps")

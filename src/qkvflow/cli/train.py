@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from qkvflow.training import load_config, parse_overrides, train
+    from qkvflow.runs.config_files import load_config, parse_overrides
+    from qkvflow.training import train
 
     given = {key for key, _ in args.overrides}
     if {"train.steps", "train.tokens"} <= given:
@@ -50,17 +51,17 @@ def report(
     args: argparse.Namespace, directory: Path, work: Callable[[Any, Any], dict[str, Any]]
 ) -> int:
     """Run `work(reporter, sample)` and say how it ended; returns the exit code."""
-    from qkvflow.parallel import hosts
+    from qkvflow.distributed import hosts
+    from qkvflow.runs.rundir import to_json
     from qkvflow.training import Diverged, Interrupted
     from qkvflow.training.reporter import Plain, Rich, Silent
-    from qkvflow.training.rundir import to_json
 
     silent = args.quiet or args.json
     reporter = Silent() if silent else Rich() if sys.stdout.isatty() else Plain()
     try:
         record = work(reporter, None if args.no_samples else _sample)
     except Interrupted as stopped:
-        if hosts.is_first():
+        if hosts.is_rank0():
             print(f"qkvflow: {stopped}", file=sys.stderr)
         return 128 + stopped.signum
     except KeyboardInterrupt:
@@ -69,10 +70,10 @@ def report(
         print(f"qkvflow: interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     except Diverged as error:
-        if hosts.is_first():
+        if hosts.is_rank0():
             print(f"qkvflow: {error}", file=sys.stderr)
         return 1
-    if not hosts.is_first():
+    if not hosts.is_rank0():
         return 0
     if args.json:
         print(to_json(record, 1))
@@ -108,6 +109,6 @@ def summary(record: dict[str, Any], directory: Path) -> str:
 
 
 def _sample(model: Any, tokenizer: Any, seed: int) -> str:
-    from qkvflow.inference import sample_text
+    from qkvflow.generation import sample_text
 
     return sample_text(model, tokenizer, seed=seed)

@@ -3,7 +3,6 @@
 from qkvflow.data.corpora import CORPORA, load_corpus
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.encode import EncodedCorpus, TokenArray, encode_corpus, require_context
-from qkvflow.data.ngrams import ngram_losses
 from qkvflow.data.split import Split
 from qkvflow.data.tokenizers import (
     TOKENIZERS,
@@ -27,6 +26,5 @@ __all__ = [
     "get_tokenizer",
     "load_corpus",
     "load_tokenizer",
-    "ngram_losses",
     "require_context",
 ]

@@ -11,10 +11,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from qkvflow.evaluation.losses import Evaluator, evaluation_batch
+from qkvflow.evaluation.sweep import count_work
 from qkvflow.experiment.ensemble import Ensemble
-from qkvflow.inference.sweep import count_work
 from qkvflow.schemes import make_scheme
-from qkvflow.training.evaluate import Evaluator, evaluation_batch
 from qkvflow.training.step import split_model
 
 TOKENS = 65536

@@ -21,22 +21,28 @@ from jaxtyping import Array, Float, Int
 from qkvflow.data import EncodedCorpus
 from qkvflow.data.batches import fits_on_device
 from qkvflow.errors import UserError
-from qkvflow.lm import LanguageModel
-from qkvflow.training.config import RunConfig
-from qkvflow.training.depth import make_objective
-from qkvflow.training.evaluate import (
+from qkvflow.evaluation.losses import (
     Evaluation,
     evaluation_batch,
     evaluation_groups,
     make_group_losses,
     summarise,
 )
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs.config import RunConfig
+from qkvflow.runs.record import program_bytes
+from qkvflow.training.objective import make_objective
 from qkvflow.training.optim import evaluation_params, optimiser
-from qkvflow.training.record import program_bytes
-from qkvflow.training.run import abstract_model
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import Metrics, State, init_state, make_chunk, model_key, split_model
-from qkvflow.zoo import build_config
+from qkvflow.training.step import (
+    Metrics,
+    State,
+    init_state,
+    make_multi_step,
+    model_key,
+    split_model,
+)
 
 _MAX_DISPATCH = 128
 _DISPATCH_SECONDS = 0.5
@@ -55,7 +61,7 @@ class Ensemble:
         self.params, self.static = abstract_model(config, encoded.tokenizer.vocab_size)
         self._shape = make_schedule(dataclasses.replace(config.optim, lr=1.0), config.train.steps)
         # The state of an optimiser does not depend on its learning rate.
-        self._optimiser = optimiser(config.optim, self._shape, config.train.only)
+        self._optimiser = optimiser(config.optim, self._shape, config.train.trainable)
         self._most = min(config.train.steps_per_dispatch or _MAX_DISPATCH, config.train.steps)
         self._dispatch = self._most if config.train.steps_per_dispatch else 1
         tokens = encoded.train.tokens
@@ -131,9 +137,9 @@ class Ensemble:
         def schedule(k: Any) -> Array:
             return lr * self._shape(k)
 
-        chunk = make_chunk(
+        chunk = make_multi_step(
             self.static,
-            optimiser(config.optim, schedule, train.only),
+            optimiser(config.optim, schedule, train.trainable),
             schedule,
             max_steps=self._most,
             batch_size=train.batch_size,

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from qkvflow.errors import UserError
+from qkvflow.evaluation.losses import Evaluation
 from qkvflow.experiment.ensemble import Ensemble
 from qkvflow.experiment.group import Member
-from qkvflow.experiment.records import curve
 from qkvflow.experiment.resolve import Entry
-from qkvflow.inference import sample_text
+from qkvflow.generation import sample_text
 from qkvflow.lm import LanguageModel
-from qkvflow.training import rundir
-from qkvflow.training.evaluate import Evaluation
-from qkvflow.training.export import MODEL, write_export
-from qkvflow.training.record import make_record, now
-from qkvflow.training.run import Trained
+from qkvflow.records import curve
+from qkvflow.runs import rundir
+from qkvflow.runs.export import MODEL, write_export
+from qkvflow.runs.load import Trained
+from qkvflow.runs.record import make_record, now
 
 
 def record_of(

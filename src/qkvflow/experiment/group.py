@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from qkvflow.evaluation.losses import Evaluation
 from qkvflow.experiment.ensemble import Ensemble, stack_runs, take_run
 from qkvflow.experiment.snapshot import read_arrays, read_host, save_snapshot
-from qkvflow.training import rundir
-from qkvflow.training.evaluate import Evaluation
+from qkvflow.runs import rundir
+from qkvflow.runs.record import now
 from qkvflow.training.loop import Progress
-from qkvflow.training.record import now
 from qkvflow.training.step import State
 
 

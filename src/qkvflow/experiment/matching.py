@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from qkvflow.errors import UserError
-from qkvflow.lm import count_flops, count_parameters
-from qkvflow.zoo import ModelConfig, abstract
+from qkvflow.lm import abstract, count_flops, count_parameters
+from qkvflow.zoo import ModelConfig
 
 TOLERANCE = 0.02
 _WIDEST = 1 << 14
@@ -65,7 +65,7 @@ def match(
 def _widths(
     config: ModelConfig, count: Callable[[ModelConfig], float], target: float
 ) -> Iterator[ModelConfig]:
-    """Possible widths, outward from the one whose count is nearest to the target."""
+    """Possible widths, out_proj from the one whose count is nearest to the target."""
     most = max(1, _WIDEST // config.num_heads)
 
     def near(index: int) -> ModelConfig | None:

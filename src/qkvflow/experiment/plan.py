@@ -11,7 +11,7 @@ from typing import Any
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.experiment.specs import ModelSpec, read_spec
-from qkvflow.training.config import (
+from qkvflow.runs.config import (
     CheckpointConfig,
     DataConfig,
     OptimConfig,

@@ -91,7 +91,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "hybrid",
             "time-learned=time-indexed-mlp:time_features=learned",
             "time-raw=time-indexed-mlp:time_features=raw",
-            "gate-centred=time-indexed-mlp:gate_squash=centred",
+            "gate-centred=time-indexed-mlp:gate_activation=centred",
             "gate-input=time-indexed-mlp:gate=input",
             "gate-output=time-indexed-mlp:gate=output",
             "gate-both=time-indexed-mlp:gate=both",

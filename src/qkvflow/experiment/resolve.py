@@ -10,9 +10,9 @@ from qkvflow.errors import UserError
 from qkvflow.experiment.matching import match, measure
 from qkvflow.experiment.plan import Plan
 from qkvflow.experiment.specs import ModelSpec
-from qkvflow.lm import count_flops, count_parameters
-from qkvflow.training.config import RunConfig
-from qkvflow.zoo import ModelConfig, abstract
+from qkvflow.lm import abstract, count_flops, count_parameters
+from qkvflow.runs.config import RunConfig
+from qkvflow.zoo import ModelConfig
 
 SHAPE = ("d_model", "mlp_ratio", "d_state", "num_heads", "num_steps", "context")
 

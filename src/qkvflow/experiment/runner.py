@@ -12,26 +12,27 @@ from typing import Any
 
 import yaml
 
+from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
 from qkvflow.errors import UserError
+from qkvflow.evaluation.baselines import measure_baselines
+from qkvflow.evaluation.losses import Evaluation
 from qkvflow.experiment import tuning
-from qkvflow.experiment.baselines import measure_baselines
 from qkvflow.experiment.depths import evaluate_depths
 from qkvflow.experiment.ensemble import Ensemble
 from qkvflow.experiment.finish import record_of, write_sample, write_weights
 from qkvflow.experiment.group import Group, Hooks, Member, Stopped
 from qkvflow.experiment.plan import Plan, difference
-from qkvflow.experiment.plugins import load_plugins
-from qkvflow.experiment.records import read_record, write_json, write_record
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
 from qkvflow.experiment.snapshot import read_host
 from qkvflow.experiment.speed import measure_speed
 from qkvflow.experiment.watch import Silent, Watch
-from qkvflow.training import rundir
-from qkvflow.training.config_files import read_yaml, write_yaml
-from qkvflow.training.evaluate import Evaluation
+from qkvflow.records import read_record, write_json, write_record
+from qkvflow.runs import rundir
+from qkvflow.runs.config_files import read_yaml, write_yaml
+from qkvflow.runs.corpus import load_data
 from qkvflow.training.loop import signals
-from qkvflow.training.run import load_data, use_compilation_cache
+from qkvflow.zoo.plugins import load_plugins
 
 PLAN, SPEED, BASELINES, STATE = "plan.yaml", "speed.json", "baselines.json", "state"
 

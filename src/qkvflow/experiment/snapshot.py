@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkvflow.training.rundir import to_json, writing
+from qkvflow.runs.rundir import to_json, writing
 
 
 def save_snapshot(path: Path, arrays: dict[str, Any], host: dict[str, Any]) -> None:

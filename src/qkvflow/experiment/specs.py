@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.training import parse_overrides
+from qkvflow.runs.config_files import parse_overrides
 from qkvflow.zoo import PUBLISHED, ZOO, ModelConfig
 
 MATCHES = {"params_of": "params", "flops_of": "flops"}

@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qkvflow.experiment.plugins import load_plugins
-from qkvflow.training.config import RunConfig, make_config
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.record import peak_resident_bytes, program_bytes
 from qkvflow.training.optim import optimiser
-from qkvflow.training.record import peak_resident_bytes, program_bytes
-from qkvflow.training.run import abstract_model
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, init_state, make_chunk
+from qkvflow.training.step import State, init_state, make_multi_step
+from qkvflow.zoo.plugins import load_plugins
 
 _ROUND_SECONDS = 0.3
 _MOST_STEPS = 64
@@ -41,7 +41,7 @@ class Bench:
         chosen = optimiser(config.optim, schedule)
         params, static = abstract_model(config, vocab_size)
         self._state = _any_state(jax.eval_shape(lambda each: init_state(each, chosen), params))
-        chunk = make_chunk(
+        chunk = make_multi_step(
             static,
             chosen,
             schedule,

@@ -1,7 +1,7 @@
 """Fields: how a block's weights depend on depth.
 
 Add a field: a file here with a final subclass of `AbstractField` (`at` and `stack`) and its
-`init_` function, and an entry in `qkvflow.zoo.assembly.FIELDS`.
+`init_` function, and an entry in `qkvflow.lm.assembly.FIELDS`.
 """
 
 from qkvflow.fields.base import AbstractField

@@ -22,8 +22,7 @@ from qkvflow.blocks.base import AbstractWeights, is_weights
 from qkvflow.errors import unknown
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, rms
 from qkvflow.fields.mixture import mixture
-
-BASES = ("cosine", "chebyshev", "bspline")
+from qkvflow.zoo.config import BASES
 
 
 def basis_functions(kind: str, ts: Depths, size: int) -> Float[Array, "depth basis"]:

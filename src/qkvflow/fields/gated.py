@@ -32,8 +32,8 @@ PLACEMENT = {
     "down": "input",
     "b": "input",
     "c": "output",
-    "inward": "input",
-    "outward": "output",
+    "in_proj": "input",
+    "out_proj": "output",
 }
 """Where the documents' gates sit, by the name of the matrix."""
 
@@ -77,7 +77,7 @@ def init_gated(
     *,
     d_time: int,
     gate: str,
-    squash: str,
+    activation: str,
     rank: int,
     generate: tuple[type, ...] = (AbstractNorm,),
     key: PRNGKeyArray,
@@ -97,7 +97,7 @@ def init_gated(
                 _placement(gate, matrix),
                 value.shape,
                 num_features=features.size,
-                squash=squash,
+                activation=activation,
                 rank=rank,
                 key=jax.random.fold_in(jax.random.fold_in(key_gates, index), len(made)),
             )

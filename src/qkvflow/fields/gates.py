@@ -1,10 +1,10 @@
 """Gates: factors in front of a weight, as functions of depth.
 
-    W(t) = W_base * g(t),   g = squash(features(t) U + b)
+    W(t) = W_base * g(t),   g = activation(features(t) U + b)
 
 `input` scales the input channels of a matrix, `output` its output channels, `both` both;
 `low-rank` gates each element, with pre-activations sum_r u_r(t) v_r(t)^T; `full` gates each element
-freely. `sigmoid` is the documents' squash and starts near 1/2, for which the base weight makes
+freely. `sigmoid` is the documents' activation and starts near 1/2, for which the base weight makes
 up; `centred` is 2 sigmoid and starts at 1 exactly.
 """
 
@@ -17,13 +17,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import Linear, init_linear
 from qkvflow.errors import unknown
+from qkvflow.zoo.config import GATE_ACTIVATIONS, GATES
 
 Features = Float[Array, "depth features"]
 
-SQUASHES = ("sigmoid", "centred")
 
-
-def squash(z: Array, kind: str) -> Array:
+def activation(z: Array, kind: str) -> Array:
     return jax.nn.sigmoid(z) if kind == "sigmoid" else 2.0 * jax.nn.sigmoid(z)
 
 
@@ -49,47 +48,47 @@ class ChannelGate(AbstractGate):
     axis: int = eqx.field(static=True)
     """0 for the input channels of a matrix (or a vector's entries), 1 for its output channels."""
     ndim: int = eqx.field(static=True)
-    squash: str = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
 
     def __call__(self, features: Features) -> Float[Array, "depth ..."]:
-        gate = squash(self.layer(features), self.squash)
+        gate = activation(self.layer(features), self.activation)
         shape = [1] * self.ndim
         shape[self.axis] = gate.shape[-1]
         return gate.reshape(gate.shape[0], *shape)
 
     def start(self) -> float:
-        return neutral(self.squash)
+        return neutral(self.activation)
 
 
 class BothGate(AbstractGate):
     """A gate on the input channels times a gate on the output channels."""
 
-    inward: ChannelGate
-    outward: ChannelGate
+    in_proj: ChannelGate
+    out_proj: ChannelGate
 
     def __call__(self, features: Features) -> Float[Array, "depth ..."]:
-        return self.inward(features) * self.outward(features)
+        return self.in_proj(features) * self.out_proj(features)
 
     def start(self) -> float:
-        return self.inward.start() * self.outward.start()
+        return self.in_proj.start() * self.out_proj.start()
 
 
 class LowRankGate(AbstractGate):
     """A gate for each element whose pre-activations have low rank."""
 
-    inward: Linear
-    outward: Linear
+    in_proj: Linear
+    out_proj: Linear
     rank: int = eqx.field(static=True)
-    squash: str = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
 
     def __call__(self, features: Features) -> Float[Array, "depth ..."]:
         depth = features.shape[0]
-        u = self.inward(features).reshape(depth, self.rank, -1)
-        v = self.outward(features).reshape(depth, self.rank, -1)
-        return squash(jnp.einsum("tri,tro->tio", u, v), self.squash)
+        u = self.in_proj(features).reshape(depth, self.rank, -1)
+        v = self.out_proj(features).reshape(depth, self.rank, -1)
+        return activation(jnp.einsum("tri,tro->tio", u, v), self.activation)
 
     def start(self) -> float:
-        return neutral(self.squash)
+        return neutral(self.activation)
 
 
 class FullGate(AbstractGate):
@@ -97,16 +96,13 @@ class FullGate(AbstractGate):
 
     layer: Linear
     shape: tuple[int, ...] = eqx.field(static=True)
-    squash: str = eqx.field(static=True)
+    activation: str = eqx.field(static=True)
 
     def __call__(self, features: Features) -> Float[Array, "depth ..."]:
-        return squash(self.layer(features), self.squash).reshape(-1, *self.shape)
+        return activation(self.layer(features), self.activation).reshape(-1, *self.shape)
 
     def start(self) -> float:
-        return neutral(self.squash)
-
-
-GATES = ("documents", "published", "input", "output", "both", "low-rank", "full")
+        return neutral(self.activation)
 
 
 def init_gate(
@@ -114,7 +110,7 @@ def init_gate(
     shape: tuple[int, ...],
     *,
     num_features: int,
-    squash: str,
+    activation: str,
     rank: int,
     key: PRNGKeyArray,
 ) -> AbstractGate:
@@ -122,16 +118,16 @@ def init_gate(
     key, other = jax.random.split(key)
     # Sigmoid gates start with some dependence on t; centred ones start at 1 exactly, so only
     # one factor of a product may start at random.
-    std = 0.5 * num_features**-0.5 if squash == "sigmoid" else 0.0
+    std = 0.5 * num_features**-0.5 if activation == "sigmoid" else 0.0
 
     def layer(size: int, std: float, key: PRNGKeyArray) -> Linear:
         return init_linear(num_features, size, bias=True, std=std, key=key)
 
     def channels(axis: int, key: PRNGKeyArray) -> ChannelGate:
-        return ChannelGate(layer(shape[axis], std, key), axis, len(shape), squash)
+        return ChannelGate(layer(shape[axis], std, key), axis, len(shape), activation)
 
-    if squash not in SQUASHES:
-        raise unknown("gate squash", squash, SQUASHES)
+    if activation not in GATE_ACTIVATIONS:
+        raise unknown("gate activation", activation, GATE_ACTIVATIONS)
     if len(shape) == 1 or kind == "input":
         return channels(0, key)
     if kind == "output":
@@ -140,8 +136,8 @@ def init_gate(
         return BothGate(channels(0, key), channels(1, other))
     if kind == "low-rank":
         spread = num_features**-0.5
-        outward = layer(rank * shape[1], std, other)
-        return LowRankGate(layer(rank * shape[0], spread, key), outward, rank, squash)
+        out_proj = layer(rank * shape[1], std, other)
+        return LowRankGate(layer(rank * shape[0], spread, key), out_proj, rank, activation)
     if kind == "full":
-        return FullGate(layer(shape[0] * shape[1], std, key), shape, squash)
+        return FullGate(layer(shape[0] * shape[1], std, key), shape, activation)
     raise unknown("gate", kind, GATES)

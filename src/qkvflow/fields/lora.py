@@ -20,6 +20,7 @@ from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
 from qkvflow.fields.mixture import mixture
 from qkvflow.fields.time import hats
+from qkvflow.zoo.config import parse_adapters
 
 
 class Adapter(eqx.Module):
@@ -57,20 +58,6 @@ class Lora(AbstractField):
 
 def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def parse_adapters(text: str) -> list[tuple[str, bool]]:
-    """`qkv:depth,out,*` as patterns, each with whether its adapters depend on depth."""
-    found = []
-    for part in text.split(","):
-        pattern, _, kind = part.strip().partition(":")
-        if not pattern or kind not in ("", "shared", "depth"):
-            raise UserError(
-                f"adapters are patterns over names, with :depth where they depend on depth, such "
-                f"as 'qkv:depth,out' or '*', not '{text}'"
-            )
-        found.append((pattern, kind == "depth"))
-    return found
 
 
 def init_lora(

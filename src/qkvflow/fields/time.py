@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from qkvflow.blocks.base import Linear, init_linear
 from qkvflow.errors import unknown
 from qkvflow.fields.base import Depths
+from qkvflow.zoo.config import TIME_FEATURES
 
 
 class AbstractTimeFeatures(eqx.Module):
@@ -40,14 +41,14 @@ def _waves(ts: Depths, cycles: Float[Array, " waves"]) -> Float[Array, "depth fe
 
 
 class Sinusoidal(AbstractTimeFeatures):
-    num_waves: int = eqx.field(static=True)
+    num_frequencies: int = eqx.field(static=True)
 
     @property
     def size(self) -> int:
-        return 2 * self.num_waves + 1
+        return 2 * self.num_frequencies + 1
 
     def __call__(self, ts: Depths) -> Float[Array, "depth features"]:
-        return _waves(ts, jnp.geomspace(0.25, 4.0, self.num_waves))
+        return _waves(ts, jnp.geomspace(0.25, 4.0, self.num_frequencies))
 
 
 class LearnedSinusoidal(AbstractTimeFeatures):
@@ -92,16 +93,13 @@ def hats(ts: Depths, num_layers: int) -> Float[Array, "depth layers"]:
     return jnp.maximum(0.0, 1.0 - distance)
 
 
-TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
-
-
 def make_time_features(
-    kind: str, *, num_waves: int, num_layers: int, key: PRNGKeyArray
+    kind: str, *, num_frequencies: int, num_layers: int, key: PRNGKeyArray
 ) -> AbstractTimeFeatures:
     if kind == "sinusoidal":
-        return Sinusoidal(num_waves)
+        return Sinusoidal(num_frequencies)
     if kind == "learned":
-        return LearnedSinusoidal(jax.random.normal(key, (num_waves,)))
+        return LearnedSinusoidal(jax.random.normal(key, (num_frequencies,)))
     if kind == "raw":
         return RawTime()
     if kind == "layers":

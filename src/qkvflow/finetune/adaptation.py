@@ -18,13 +18,13 @@ from jaxtyping import PRNGKeyArray
 
 from qkvflow.errors import unknown
 from qkvflow.fields import AbstractField, Lora, PerLayer, Shared
-from qkvflow.lm import LanguageModel
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.runs.load import Trained
 from qkvflow.schemes import grid
-from qkvflow.training.run import Trained
-from qkvflow.zoo import ModelConfig, build_config
+from qkvflow.zoo import ModelConfig
 
 METHODS = {"full": "all", "lora": "adapters", "gates": "gates"}
-"""Method to what it trains (`train.only`)."""
+"""Method to what it trains (`train.trainable`)."""
 LAYERS = ("interpolate", "repeat", "keep")
 
 

@@ -16,10 +16,10 @@ from qkvflow.fields.basis import constant_coefficients
 from qkvflow.fields.lora import name_of
 from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
+from qkvflow.runs.config import make_config
+from qkvflow.runs.export import named_arrays, read_weights
+from qkvflow.runs.load import Trained
 from qkvflow.schemes import AbstractStepScheme, grid
-from qkvflow.training.config import make_config
-from qkvflow.training.export import named_arrays, read_weights
-from qkvflow.training.run import Trained
 
 FILE = "adapter.safetensors"
 _FORMAT = "qkvflow-adapter"

@@ -11,20 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
+from qkvflow.evaluation.losses import evaluate
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
 from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
 from qkvflow.lm import LanguageModel
-from qkvflow.parallel import hosts
-from qkvflow.training import rundir
-from qkvflow.training.config import RunConfig, make_config
-from qkvflow.training.evaluate import evaluate
-from qkvflow.training.export import load
+from qkvflow.runs import rundir
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.corpus import load_split
+from qkvflow.runs.load import Trained, load
 from qkvflow.training.loop import Sample
 from qkvflow.training.reporter import Reporter, Silent
-from qkvflow.training.run import Trained, load_split, train
-from qkvflow.training.selection import count_trained
+from qkvflow.training.run import train
 from qkvflow.training.step import model_key, split_model
+from qkvflow.training.trainable import count_trained
 
 REPORT, PLAN = "finetune.json", ".finetune.json"
 
@@ -59,7 +60,7 @@ def finetune(
         with rundir.writing(out, resumable=False):
             rundir.write_whole(out / PLAN, rundir.to_json(plan, 1) + "\n")
 
-    hosts.first(begin)
+    hosts.on_rank0(begin)
     record = train(
         config,
         out,
@@ -84,7 +85,7 @@ def complete(directory: str | Path, reporter: Reporter | None = None) -> None:
         base = load(plan["base"], step=plan["step"])
     except UserError as error:
         base = error
-    hosts.first(lambda: _write(directory, plan, tuned, base, note))
+    hosts.on_rank0(lambda: _write(directory, plan, tuned, base, note))
 
 
 def _write(
@@ -174,7 +175,7 @@ def _report(
         },
         "parameters": {
             "total": count_trained(split_model(tuned.model)[0], "all"),
-            "trained": count_trained(split_model(tuned.model)[0], tuned.config.train.only),
+            "trained": count_trained(split_model(tuned.model)[0], tuned.config.train.trainable),
         },
         "new_data": {
             "spec": tuned.config.data.spec,

@@ -15,7 +15,7 @@ from qkvflow.zoo import ModelConfig
 Settings = Mapping[str, Any]
 """The contents of a `config.json`."""
 
-Layout = Literal["same", "transposed", "convolution"]
+Orientation = Literal["same", "transposed", "convolution"]
 """How an array of theirs lies compared with ours:
 
 same         as ours
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Layout = "same"
+    layout: Orientation = "same"
     sizes: tuple[int, ...] = ()
     """Sizes along the last axis of ours, where several tensors are joined."""
 
@@ -51,13 +51,13 @@ class Family(NamedTuple):
     rows: Callable[[ModelConfig, Settings], list[Row]]
 
 
-def ours_from(array: np.ndarray, layout: Layout) -> np.ndarray:
+def ours_from(array: np.ndarray, layout: Orientation) -> np.ndarray:
     if layout == "convolution":
         return array[:, 0].T if array.ndim == 3 else array
     return array.T if layout == "transposed" else array
 
 
-def theirs_from(array: np.ndarray, layout: Layout) -> np.ndarray:
+def theirs_from(array: np.ndarray, layout: Orientation) -> np.ndarray:
     array = array[:, None].T if layout == "convolution" else array
     return np.ascontiguousarray(array.T if layout == "transposed" else array)
 

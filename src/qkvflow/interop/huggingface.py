@@ -21,9 +21,9 @@ from qkvflow.interop.gpt2 import GPT2
 from qkvflow.interop.llama import LLAMA
 from qkvflow.interop.mamba2 import MAMBA2
 from qkvflow.interop.tensors import CONFIG, WEIGHTS, read_settings, read_tensors
-from qkvflow.lm import LanguageModel
+from qkvflow.lm import LanguageModel, abstract
 from qkvflow.schemes import Sequential
-from qkvflow.zoo import ModelConfig, abstract
+from qkvflow.zoo import ModelConfig
 
 FAMILIES: dict[str, Family] = {"gpt2": GPT2, "llama": LLAMA, "mamba2": MAMBA2}
 """Families of checkpoints by their `model_type`."""

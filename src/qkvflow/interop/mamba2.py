@@ -78,14 +78,14 @@ def rows(config: ModelConfig, settings: Settings) -> list[Row]:
         Row("embedding", ("embeddings.weight",)),
         Row("norm.block.scale", ("norm_f.weight",)),
         Row("branches.0.norm.scale", ("layers.{}.norm.weight",)),
-        Row(f"{ours}.inward.weight", (f"{theirs}.in_proj.weight",), "transposed"),
+        Row(f"{ours}.in_proj.weight", (f"{theirs}.in_proj.weight",), "transposed"),
         Row(f"{ours}.conv.kernel", (f"{theirs}.conv1d.weight",), "convolution"),
         Row(f"{ours}.conv.bias", (f"{theirs}.conv1d.bias",) if has_bias else ()),
         Row(f"{ours}.decay.log_a", (f"{theirs}.A_log",)),
         Row(f"{ours}.decay.d", (f"{theirs}.D",)),
         Row(f"{ours}.decay.delta_bias", (f"{theirs}.dt_bias",)),
         Row(f"{ours}.norm.scale", (f"{theirs}.norm.weight",)),
-        Row(f"{ours}.outward.weight", (f"{theirs}.out_proj.weight",), "transposed"),
+        Row(f"{ours}.out_proj.weight", (f"{theirs}.out_proj.weight",), "transposed"),
     ]
 
 

@@ -7,6 +7,7 @@ from qkvflow.lm.accounting import (
     count_parameters,
     weights_in_effect,
 )
+from qkvflow.lm.assembly import abstract, build, build_config
 from qkvflow.lm.loss import loss, num_pieces, token_losses
 from qkvflow.lm.model import LanguageModel
 
@@ -14,6 +15,9 @@ __all__ = [
     "Flops",
     "LanguageModel",
     "Parameters",
+    "abstract",
+    "build",
+    "build_config",
     "count_flops",
     "count_parameters",
     "loss",

@@ -15,9 +15,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import Rows, cast_matrices, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
-from qkvflow.fields.tabulated import tabulate
+from qkvflow.fields.precomputed import precompute
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
-from qkvflow.schemes.base import Cached, Plain, Solution
+from qkvflow.schemes.base import ApplyCached, ApplyFull, Solution
 
 MAX_LOGITS = 1 << 26
 """A quarter of a gigabyte."""
@@ -77,7 +77,7 @@ class LanguageModel(eqx.Module):
             dropout(self.embed(tokens, rows), self.dropout, key_embed),
             num_steps=self.num_steps,
             horizon=self.horizon,
-            evaluation=lambda key: Plain(rows, key),
+            make_apply=lambda key: ApplyFull(rows, key),
             per_step=steps,
             prepare=self._prepare,
             remat=self.remat,
@@ -137,17 +137,17 @@ class LanguageModel(eqx.Module):
 
     # Token by token
 
-    def tabulated(self) -> "LanguageModel":
+    def precomputed(self) -> "LanguageModel":
         """The same model with its weights along depth made once, for a session of inference."""
         if not isinstance(self.scheme, AbstractStepScheme):
             return self
         times = stage_times(self.num_steps, self.scheme.stages).T
-        field = tabulate(self.field, list(times))
+        field = precompute(self.field, list(times))
         return dataclasses.replace(
             self,
             field=dataclasses.replace(field, blocks=self._prepare(field.blocks)),
             # The final norm may be generated from t as well.
-            norm=tabulate(self.norm, [np.ones(1, np.float32)]),
+            norm=precompute(self.norm, [np.ones(1, np.float32)]),
             remat="none",
         )
 
@@ -181,11 +181,11 @@ class LanguageModel(eqx.Module):
             self.embed(tokens, rows),
             num_steps=self.num_steps,
             horizon=self.horizon,
-            evaluation=lambda states: Cached(rows, states),
+            make_apply=lambda states: ApplyCached(rows, states),
             per_step=caches,
             prepare=self._prepare,
         )
-        new = solution.left_behind
+        new = solution.aux
         return solution.x, jax.tree.map(lambda old, each: place(old, each, start), caches, new)
 
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from qkvflow.parallel.mesh import MeshShape
+from qkvflow.distributed.mesh import MeshShape
 from qkvflow.planning.accelerators import ACCELERATORS, USABLE, Accelerator, accelerator
 from qkvflow.planning.program import Memory, Program
-from qkvflow.training.config import RunConfig, make_config
+from qkvflow.runs.config import RunConfig, make_config
 
 MAX_DEVICES = 64
 """Largest mesh that is offered."""

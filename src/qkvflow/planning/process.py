@@ -11,12 +11,12 @@ import subprocess
 import sys
 from typing import Any
 
+from qkvflow.distributed.mesh import MeshShape
 from qkvflow.errors import UserError
-from qkvflow.parallel.mesh import MeshShape
 from qkvflow.planning.accelerators import USABLE, UTILISATION, accelerator
 from qkvflow.planning.estimate import MAX_DEVICES, check_changes, on_accelerators
 from qkvflow.planning.program import Program, compile_step
-from qkvflow.training.config import RunConfig, make_config
+from qkvflow.runs.config import RunConfig, make_config
 
 
 def plan(

@@ -19,19 +19,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from qkvflow.lm import LanguageModel, count_parameters, num_pieces, weights_in_effect
-from qkvflow.parallel.layout import Layout
-from qkvflow.parallel.mesh import ROWS, MeshShape, make_mesh
+from qkvflow.distributed.layout import Layout
+from qkvflow.distributed.mesh import ROWS, MeshShape, make_mesh
+from qkvflow.lm import LanguageModel, abstract, count_parameters, num_pieces, weights_in_effect
 from qkvflow.planning.hlo import Work, count_work
+from qkvflow.runs.config import RunConfig
 from qkvflow.schemes import AbstractStepScheme, stage_times
-from qkvflow.training.config import RunConfig
-from qkvflow.training.depth import make_objective, step_flops
 from qkvflow.training.loop import abstract_state
+from qkvflow.training.objective import make_objective, step_flops
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.selection import trained_arrays
-from qkvflow.training.step import make_host_chunk
-from qkvflow.zoo import abstract
+from qkvflow.training.step import make_host_multi_step
+from qkvflow.training.trainable import trained_arrays
 
 # The code of a program that is not run need not be good; its buffers are the same.
 _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -74,9 +73,9 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
     heads = shape.num_heads if "attention" in shape.mixers else None
     layout.check(params, train.batch_size, train.grad_accum, num_heads=heads)
     schedule = make_schedule(config.optim, train.steps)
-    optim = optimiser(config.optim, schedule, train.only)
+    optim = optimiser(config.optim, schedule, train.trainable)
     state = layout.like(abstract_state(config, params))
-    chunk = make_host_chunk(
+    chunk = make_host_multi_step(
         static,
         optim,
         schedule,
@@ -85,15 +84,15 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
         grad_accum=train.grad_accum,
         dropout=shape.dropout > 0 or shape.attention_dropout > 0,
         objective=make_objective(train, shape.scheme),
-        constrain=layout.rows,
-        arrange=layout.model,
+        constrain=layout.shard_batch,
+        arrange=layout.shard_model,
     )
     tokens = jax.ShapeDtypeStruct(
         (1, train.batch_size, shape.context),
         jnp.int32,
         sharding=NamedSharding(layout.mesh, PartitionSpec(None, ROWS)),
     )
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.whole)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.replicated)
     lowered = jax.jit(chunk, donate_argnums=0).lower(state, number, (tokens, tokens), number)
     compiled = lowered.compile(compiler_options=_QUICKLY)
     rows = train.batch_size // train.grad_accum
@@ -105,7 +104,7 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
         in_effect=weights_in_effect(model),
         analytic_flops=flops + again,
         memory=_memory(
-            compiled, state, _generated(model, layout), 2 * _held(tokens), config.train.only
+            compiled, state, _generated(model, layout), 2 * _held(tokens), config.train.trainable
         ),
         work=count_work(compiled.as_text() or ""),
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qkvflow.experiment.records import Curve, Records, finite
+from qkvflow.records import Curve, Records, finite
 from qkvflow.report.content import Baseline, Group
 from qkvflow.report.numbers import short
 

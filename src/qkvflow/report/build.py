@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkvflow.errors import UserError
-from qkvflow.experiment.records import collect
-from qkvflow.experiment.statistics import write_statistics
+from qkvflow.records import collect
 from qkvflow.report.content import Report
 from qkvflow.report.gather import gather, named_pairs, plans_of
 from qkvflow.report.latex import to_latex
 from qkvflow.report.page import to_html
 from qkvflow.report.spreadsheet import to_csv
+from qkvflow.statistics import write_statistics
 
 
 @dataclass(frozen=True)

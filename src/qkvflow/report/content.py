@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qkvflow.experiment.records import Records
+from qkvflow.records import Records
 from qkvflow.report.curves import Band
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from qkvflow.experiment.statistics import pareto
 from qkvflow.report.content import Model
+from qkvflow.statistics import pareto
 
 COSTS = {
     "params": "stored parameters",

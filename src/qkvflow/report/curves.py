@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkvflow.errors import UserError
-from qkvflow.experiment.records import Curve, Record, curve, finite
+from qkvflow.records import Curve, Record, curve, finite
 
 # A phone is 390 points wide; more bins than this cannot be seen and only make the page heavy.
 MOST_BINS = 120

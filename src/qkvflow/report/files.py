@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from qkvflow.experiment.records import Record
+from qkvflow.records import Record
 from qkvflow.report.content import Sample
 
 # As in `--- step 1000 ---`.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qkvflow.experiment.records import finite
+from qkvflow.records import finite
 from qkvflow.report import numbers
 from qkvflow.report.content import Group, Model, Report
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from qkvflow.experiment.records import Curve, Record, Records, finite
-from qkvflow.experiment.statistics import time_to_threshold
+from qkvflow.records import Curve, Record, Records, finite
 from qkvflow.report import curves as bands
 from qkvflow.report.baselines import groups_of
 from qkvflow.report.content import Evaluation, Model, Question, Rates, Reach, Report, Speed
 from qkvflow.report.files import last_sample, read_json, read_plan
+from qkvflow.statistics import time_to_threshold
 
 NO_SPEED = "times per step are those of training, not measured on their own"
 NO_BASELINES = "no n-gram stands beside the models"

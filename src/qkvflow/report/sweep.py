@@ -1,5 +1,5 @@
 """A depth sweep as a table, a spreadsheet and a figure. Points are plain dictionaries, one for each
-setting, with the fields of `qkvflow.inference.sweep.Point`."""
+setting, with the fields of `qkvflow.evaluation.sweep.Point`."""
 
 import csv
 import io

@@ -7,24 +7,14 @@ from qkvflow.schemes.adaptive import Adaptive
 from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme
 from qkvflow.schemes.euler import Parallel, Sequential
 from qkvflow.schemes.grid import grid, shifted_edges, stage_times
-from qkvflow.schemes.remat import REMATS
 from qkvflow.schemes.runge_kutta import RK4, Heun, Midpoint
 from qkvflow.schemes.strang import Strang
+from qkvflow.zoo.config import SCHEMES
 
 COMPOSITIONS: dict[str, Callable[[], AbstractScheme]] = {
     "sequential": Sequential,
     "parallel": Parallel,
 }
-
-SCHEMES: tuple[str, ...] = (
-    "residual",
-    "euler",
-    "midpoint",
-    "heun",
-    "rk4",
-    "strang",
-    "adaptive",
-)
 
 
 def make_scheme(
@@ -56,7 +46,6 @@ def default_horizon(name: str, num_steps: int) -> float:
 
 __all__ = [
     "COMPOSITIONS",
-    "REMATS",
     "RK4",
     "SCHEMES",
     "AbstractScheme",

@@ -22,10 +22,10 @@ from qkvflow.blocks.base import Block
 from qkvflow.errors import UserError, unknown
 from qkvflow.schemes.base import (
     AbstractScheme,
-    Evaluation,
+    ApplyBranch,
     FieldLike,
+    Hidden,
     Solution,
-    State,
     total_increment,
 )
 
@@ -59,11 +59,11 @@ class Adaptive(AbstractScheme):
     def integrate(
         self,
         field: FieldLike,
-        x: State,
+        x: Hidden,
         *,
         num_steps: int,
         horizon: float,
-        evaluation: Callable[[Any], Evaluation],
+        make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
@@ -75,9 +75,9 @@ class Adaptive(AbstractScheme):
         solver = _solver(self.solver)
         import diffrax
 
-        def f(t: Any, x: State, args: Any) -> State:
+        def f(t: Any, x: Hidden, args: Any) -> Hidden:
             block = prepare(field.at(t))
-            return horizon * total_increment(block, x, evaluation(None)).astype(x.dtype)
+            return horizon * total_increment(block, x, make_apply(None)).astype(x.dtype)
 
         saved = (
             diffrax.SaveAt(ts=jnp.linspace(0.0, 1.0, num_steps + 1))

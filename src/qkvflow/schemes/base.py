@@ -6,7 +6,7 @@ transformer of N layers adds N of them (T = N), Tong et al.'s model their averag
 horizon belongs to the trained model, so the same weights can be run with more or fewer steps, or
 another scheme, and still follow the same flow: every scheme's step size is T / N.
 
-A scheme asks the field for blocks and hands branches to an `Evaluation`, which knows about
+A scheme asks the field for blocks and hands branches to an `ApplyBranch`, which knows about
 sequences, dropout and caches, so that a scheme is only arithmetic on states.
 """
 
@@ -23,7 +23,7 @@ from qkvflow.blocks.base import Block, Branch, Rows
 from qkvflow.schemes.grid import stage_times
 from qkvflow.schemes.remat import scan
 
-State = Float[Array, "rows d_model"]
+Hidden = Float[Array, "rows d_model"]
 Size = float | Float[Array, ""]
 """Of a step: T / N, or what a grid that is drawn gives."""
 
@@ -38,23 +38,23 @@ class FieldLike(Protocol):
 
 
 @runtime_checkable
-class Evaluation(Protocol):
+class ApplyBranch(Protocol):
     """Evaluates branches in the order a scheme calls for them, within one step."""
 
-    def __call__(self, branch: Branch, x: State) -> State: ...
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden: ...
 
     def finish(self) -> Any:
         """What the step leaves behind (the new caches), in the order of the calls."""
         ...
 
 
-class Plain:
+class ApplyFull:
     """Whole sequences, with dropout where there is a key."""
 
     def __init__(self, rows: Rows, key: PRNGKeyArray | None):
         self.rows, self.key, self.calls = rows, key, 0
 
-    def __call__(self, branch: Branch, x: State) -> State:
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden:
         key = None if self.key is None else jax.random.fold_in(self.key, self.calls)
         self.calls += 1
         return branch(x, self.rows, key=key)
@@ -63,7 +63,7 @@ class Plain:
         return None
 
 
-class Cached:
+class ApplyCached:
     """The next tokens of sequences whose past is in `states`, one for each call of the step.
 
     It leaves behind what has to be placed in the states (see `blocks.base.place`).
@@ -72,7 +72,7 @@ class Cached:
     def __init__(self, rows: Rows, states: tuple[Any, ...]):
         self.rows, self.states, self.new = rows, states, []
 
-    def __call__(self, branch: Branch, x: State) -> State:
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden:
         y, state = branch.append(x, self.rows, self.states[len(self.new)])
         self.new.append(state)
         return y
@@ -81,13 +81,13 @@ class Cached:
         return tuple(self.new)
 
 
-class Fresh:
+class InitCaches:
     """Empty caches for the calls a step makes; evaluates nothing."""
 
     def __init__(self, batch: int, length: int, dtype: Any):
         self.batch, self.length, self.dtype, self.new = batch, length, dtype, []
 
-    def __call__(self, branch: Branch, x: State) -> State:
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden:
         self.new.append(branch.mixer.init_state(self.batch, self.length, self.dtype))
         return x
 
@@ -98,8 +98,8 @@ class Fresh:
 class Solution(NamedTuple):
     """The state at t = 1, what the steps left behind, and how much work it took."""
 
-    x: State
-    left_behind: Any
+    x: Hidden
+    aux: Any
     trajectory: Float[Array, "depth rows d_model"] | None
     num_evaluations: int | Int[Array, ""]
     succeeded: bool | Array = True
@@ -110,11 +110,11 @@ class AbstractScheme(eqx.Module):
     def integrate(
         self,
         field: FieldLike,
-        x: State,
+        x: Hidden,
         *,
         num_steps: int,
         horizon: float,
-        evaluation: Callable[[Any], Evaluation],
+        make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
@@ -123,7 +123,7 @@ class AbstractScheme(eqx.Module):
     ) -> Solution:
         """Carry x from t = 0 to t = 1.
 
-        `evaluation` makes each step's `Evaluation` from that step's slice of `per_step` (keys,
+        `make_apply` makes each step's `ApplyBranch` from that step's slice of `per_step` (keys,
         caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
         says what the backward pass computes again instead of keeping (see `schemes.remat`).
         `save` keeps the state before the first and after every step. `edges` are the N + 1
@@ -138,7 +138,7 @@ class AbstractStepScheme(AbstractScheme):
     """Where in a step weights are needed, as fractions of it."""
 
     @abc.abstractmethod
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
         """One step of `size` from x, with the blocks at the stages."""
 
     @abc.abstractmethod
@@ -148,11 +148,11 @@ class AbstractStepScheme(AbstractScheme):
     def integrate(
         self,
         field: FieldLike,
-        x: State,
+        x: Hidden,
         *,
         num_steps: int,
         horizon: float,
-        evaluation: Callable[[Any], Evaluation],
+        make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
@@ -166,36 +166,36 @@ class AbstractStepScheme(AbstractScheme):
             sizes = horizon * lengths
         blocks = tuple(prepare(field.stack(ts)) for ts in times.T)
 
-        def body(x: State, inputs: Any) -> tuple[State, Any]:
+        def body(x: Hidden, inputs: Any) -> tuple[Hidden, Any]:
             blocks, extra, size = inputs
-            evaluate = evaluation(extra)
+            apply = make_apply(extra)
             size = horizon / num_steps if size is None else size
-            x = self.step(blocks, x, size, evaluate).astype(x.dtype)
-            return x, (evaluate.finish(), x if save else None)
+            x = self.step(blocks, x, size, apply).astype(x.dtype)
+            return x, (apply.finish(), x if save else None)
 
-        end, (left_behind, states) = scan(
+        end, (aux, states) = scan(
             body, x, (blocks, per_step, sizes), num_steps=num_steps, remat=remat
         )
         trajectory = jnp.concatenate([x[None], states]) if save else None
-        return Solution(end, left_behind, trajectory, num_steps * self.evaluations_per_step())
+        return Solution(end, aux, trajectory, num_steps * self.evaluations_per_step())
 
     def init_caches(
         self, field: FieldLike, *, num_steps: int, batch: int, length: int, dtype: Any
     ) -> Any:
         """Empty caches for every call of every step, with a leading depth axis."""
-        # At depths that this scheme asks for: a tabulated field knows no others.
+        # At depths that this scheme asks for: a precomputed field knows no others.
         ts = stage_times(num_steps, self.stages)[:, 0]
         blocks = eqx.filter_eval_shape(lambda field: field.stack(ts), field)
         block = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), blocks)
         d_model = block.branches[0].norm.scale.shape[-1]
-        fresh = Fresh(batch, length, dtype)
+        fresh = InitCaches(batch, length, dtype)
         self.step((block,) * len(self.stages), jnp.zeros((1, d_model)), 1.0, fresh)
         return jax.tree.map(
             lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), fresh.finish()
         )
 
 
-def total_increment(block: Block, x: State, evaluate: Evaluation) -> State:
+def total_increment(block: Block, x: Hidden, apply: ApplyBranch) -> Hidden:
     """f(x, t): the sum of all branches' increments at the same state."""
-    increments = [evaluate(branch, x) for branch in block.branches]
+    increments = [apply(branch, x) for branch in block.branches]
     return sum(increments[1:], increments[0])

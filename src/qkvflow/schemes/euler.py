@@ -12,15 +12,15 @@ matter of the horizon (see `base`), not of the arithmetic.
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State, total_increment
+from qkvflow.schemes.base import AbstractStepScheme, ApplyBranch, Hidden, Size, total_increment
 
 
 class Sequential(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
         for branch in blocks[0].branches:
-            x = x + size * evaluate(branch, x)
+            x = x + size * apply(branch, x)
         return x
 
     def evaluations_per_step(self) -> int:
@@ -30,8 +30,8 @@ class Sequential(AbstractStepScheme):
 class Parallel(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (1.0,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
-        return x + size * total_increment(blocks[0], x, evaluate)
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
+        return x + size * total_increment(blocks[0], x, apply)
 
     def evaluations_per_step(self) -> int:
         return 1

@@ -16,8 +16,6 @@ from typing import Any
 
 import jax
 
-REMATS = ("none", "block", "everything")
-
 
 def scan(
     step: Callable[..., tuple[Any, Any]], x: Any, inputs: Any, *, num_steps: int, remat: str

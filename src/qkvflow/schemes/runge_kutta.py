@@ -1,21 +1,21 @@
 """Explicit Runge-Kutta schemes on the summed field f: midpoint and Heun (order 2), RK4 (order 4).
 
-Stages evaluate the weights at their own depths (0 is the start of a step), as a
+Stages apply the weights at their own depths (0 is the start of a step), as a
 non-autonomous equation requires. See Hairer, Norsett and Wanner, Solving ODEs I.
 """
 
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State, total_increment
+from qkvflow.schemes.base import AbstractStepScheme, ApplyBranch, Hidden, Size, total_increment
 
 
 class Midpoint(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
-        middle = x + 0.5 * size * total_increment(blocks[0], x, evaluate)
-        return x + size * total_increment(blocks[1], middle, evaluate)
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
+        middle = x + 0.5 * size * total_increment(blocks[0], x, apply)
+        return x + size * total_increment(blocks[1], middle, apply)
 
     def evaluations_per_step(self) -> int:
         return 2
@@ -24,9 +24,9 @@ class Midpoint(AbstractStepScheme):
 class Heun(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 1.0)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
-        k1 = total_increment(blocks[0], x, evaluate)
-        k2 = total_increment(blocks[1], x + size * k1, evaluate)
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
+        k1 = total_increment(blocks[0], x, apply)
+        k2 = total_increment(blocks[1], x + size * k1, apply)
         return x + 0.5 * size * (k1 + k2)
 
     def evaluations_per_step(self) -> int:
@@ -36,11 +36,11 @@ class Heun(AbstractStepScheme):
 class RK4(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5, 1.0)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
-        k1 = total_increment(blocks[0], x, evaluate)
-        k2 = total_increment(blocks[1], x + 0.5 * size * k1, evaluate)
-        k3 = total_increment(blocks[1], x + 0.5 * size * k2, evaluate)
-        k4 = total_increment(blocks[2], x + size * k3, evaluate)
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
+        k1 = total_increment(blocks[0], x, apply)
+        k2 = total_increment(blocks[1], x + 0.5 * size * k1, apply)
+        k3 = total_increment(blocks[1], x + 0.5 * size * k2, apply)
+        k4 = total_increment(blocks[2], x + size * k3, apply)
         return x + size / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 + k4)
 
     def evaluations_per_step(self) -> int:

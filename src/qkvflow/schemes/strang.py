@@ -9,24 +9,24 @@ rule. Weights are those at the middle of the step.
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block, Branch
-from qkvflow.schemes.base import AbstractStepScheme, Evaluation, Size, State
+from qkvflow.schemes.base import AbstractStepScheme, ApplyBranch, Hidden, Size
 
 
-def _flow(branch: Branch, x: State, size: Size, evaluate: Evaluation) -> State:
-    middle = x + 0.5 * size * evaluate(branch, x)
-    return x + size * evaluate(branch, middle)
+def _flow(branch: Branch, x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
+    middle = x + 0.5 * size * apply(branch, x)
+    return x + size * apply(branch, middle)
 
 
 class Strang(AbstractStepScheme):
     stages: ClassVar[tuple[float, ...]] = (0.5,)
 
-    def step(self, blocks: tuple[Block, ...], x: State, size: Size, evaluate: Evaluation) -> State:
+    def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
         *outer, last = blocks[0].branches
         for branch in outer:
-            x = _flow(branch, x, 0.5 * size, evaluate)
-        x = _flow(last, x, size, evaluate)
+            x = _flow(branch, x, 0.5 * size, apply)
+        x = _flow(last, x, size, apply)
         for branch in reversed(outer):
-            x = _flow(branch, x, 0.5 * size, evaluate)
+            x = _flow(branch, x, 0.5 * size, apply)
         return x
 
     def evaluations_per_step(self) -> int:

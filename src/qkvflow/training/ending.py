@@ -6,11 +6,11 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
-from qkvflow.parallel import hosts
-from qkvflow.training import rundir
-from qkvflow.training.evaluate import Evaluator
+from qkvflow.distributed import hosts
+from qkvflow.evaluation.losses import Evaluator
+from qkvflow.runs import rundir
+from qkvflow.runs.record import make_record, now
 from qkvflow.training.loop import Loop, Progress, abstract_state
-from qkvflow.training.record import make_record, now
 from qkvflow.training.step import State
 
 
@@ -70,7 +70,7 @@ def write_record(
         started=progress.started or now(),
     )
     record["hardware"] |= {"mesh": str(loop.layout.shape), "processes": hosts.count()}
-    if hosts.is_first():
+    if hosts.is_rank0():
         with rundir.writing(loop.directory):
             rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
     return record

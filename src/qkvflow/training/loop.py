@@ -21,18 +21,18 @@ from jaxtyping import Array
 
 from qkvflow.data import EncodedCorpus, Tokenizer
 from qkvflow.data.batches import BatchLoader, fits_on_device
+from qkvflow.distributed import Layout, hosts
+from qkvflow.evaluation.losses import Evaluation, Evaluator, evaluation_batch
 from qkvflow.lm import LanguageModel
-from qkvflow.parallel import Layout, hosts
-from qkvflow.training.checkpoint import Checkpoints
-from qkvflow.training.config import RunConfig
-from qkvflow.training.depth import make_objective
-from qkvflow.training.evaluate import Evaluation, Evaluator, evaluation_batch
+from qkvflow.runs.checkpoint import Checkpoints
+from qkvflow.runs.config import RunConfig
+from qkvflow.runs.record import program_bytes
+from qkvflow.runs.rundir import METRICS, SAMPLES, Lines, writing
+from qkvflow.training.objective import make_objective
 from qkvflow.training.optim import evaluation_params, optimiser
-from qkvflow.training.record import program_bytes
 from qkvflow.training.reporter import Reporter
-from qkvflow.training.rundir import METRICS, SAMPLES, Lines, writing
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, init_state, make_chunk, make_host_chunk
+from qkvflow.training.step import State, init_state, make_host_multi_step, make_multi_step
 from qkvflow.training.track import Tracker
 
 Sample = Callable[[LanguageModel, Tokenizer, int], str]
@@ -96,7 +96,7 @@ class Loop:
     def __post_init__(self) -> None:
         train, optim = self.config.train, self.config.optim
         self._schedule = make_schedule(optim, train.steps)
-        self.optimiser = optimiser(optim, self._schedule, train.only)
+        self.optimiser = optimiser(optim, self._schedule, train.trainable)
         tokens = self.encoded.train.tokens
         # Several processes read their own rows of every batch.
         fits = fits_on_device(len(tokens), tokens.dtype.itemsize)
@@ -121,13 +121,13 @@ class Loop:
             return state
         with signals() as caught:
             with writing(self.directory):
-                self._lines = Lines(self.directory / METRICS) if hosts.is_first() else None
+                self._lines = Lines(self.directory / METRICS) if hosts.is_rank0() else None
             dispatch = self._compile(state, progress)
             signum = 0
             try:
                 while not progress.done and not signum:
                     # Processes stop together, and make as many steps as the first one means to.
-                    said = hosts.share([caught[0] if caught else 0, dispatch.size])
+                    said = hosts.all_gather([caught[0] if caught else 0, dispatch.size])
                     signum, dispatch.size = int(said[:, 0].max()), int(said[0, 1])
                     if not signum:
                         state = self._advance(state, progress, dispatch)
@@ -248,7 +248,7 @@ class Loop:
         self.reporter.validation(progress.step, evaluation)
         if self.sample is not None:
             params = self.layout.gathered(self.params(state))
-            if hosts.is_first():
+            if hosts.is_rank0():
                 self._sample(self.sample, eqx.combine(params, self.static), progress)
         best = progress.best_loss
         improved = math.isfinite(evaluation.nats) and (best is None or evaluation.nats < best)
@@ -279,7 +279,7 @@ def _mean(losses: list[float]) -> float | None:
 def abstract_state(config: RunConfig, params: Any) -> State:
     """The shapes of a run's state."""
     schedule = make_schedule(config.optim, config.train.steps)
-    chosen = optimiser(config.optim, schedule, config.train.only)
+    chosen = optimiser(config.optim, schedule, config.train.trainable)
     return jax.eval_shape(lambda params: init_state(params, chosen), params)
 
 
@@ -294,25 +294,25 @@ class _Dispatch:
         self._most = min(self._wanted or limit, train.steps)
         self.size = self._most if self._wanted else 1
         self._layout = loop.layout
-        self._seed = self._layout.everywhere(np.int32(train.seed))
+        self._seed = self._layout.replicate(np.int32(train.seed))
         options: dict[str, Any] = {
             "max_steps": self._most,
             "batch_size": train.batch_size,
             "grad_accum": train.grad_accum,
             "dropout": shape.dropout > 0 or shape.attention_dropout > 0,
             "objective": make_objective(train, shape.scheme),
-            "constrain": self._layout.rows,
-            "arrange": self._layout.model,
+            "constrain": self._layout.shard_batch,
+            "arrange": self._layout.shard_model,
         }
         tokens = loop.encoded.train.tokens
         self._loader: BatchLoader | None = None
         if loop._on_device:
-            chunk = make_chunk(
+            chunk = make_multi_step(
                 loop.static, loop.optimiser, loop._schedule, context=config.context, **options
             )
-            self._tokens = self._layout.everywhere(tokens)
+            self._tokens = self._layout.replicate(tokens)
         else:
-            chunk = make_host_chunk(loop.static, loop.optimiser, loop._schedule, **options)
+            chunk = make_host_multi_step(loop.static, loop.optimiser, loop._schedule, **options)
             self._loader = BatchLoader(
                 tokens,
                 seed=train.seed,
@@ -329,7 +329,7 @@ class _Dispatch:
         program = jax.jit(
             self._chunk,
             donate_argnums=0,
-            out_shardings=(self._layout.shardings(state), self._layout.whole),
+            out_shardings=(self._layout.shardings(state), self._layout.replicated),
         )
         self.compiled = program.lower(state, self._seed, *self._data(0)).compile()
 
@@ -339,7 +339,7 @@ class _Dispatch:
 
     def _data(self, count: int) -> tuple[Any, Array]:
         """The tokens, or the next `count` batches of them; and `count`."""
-        number = self._layout.everywhere(np.int32(count))
+        number = self._layout.replicate(np.int32(count))
         if self._loader is None:
             return self._tokens, number
         rows = self._layout.own_rows(self._batch_size)

@@ -12,28 +12,29 @@ import optax
 from qkvflow.blocks.base import AbstractWeights, map_by_path
 from qkvflow.fields.hypernet import Generator
 from qkvflow.fields.per_layer import PerLayer
-from qkvflow.training.config import OptimConfig
-from qkvflow.training.schedule import Schedule
-from qkvflow.training.selection import trained_arrays
+from qkvflow.runs.config import OptimConfig
+from qkvflow.training.trainable import trained_arrays
 
 
 def optimiser(
-    optim: OptimConfig, schedule: Schedule, only: str = "all"
+    optim: OptimConfig, schedule: optax.Schedule, trainable: str = "all"
 ) -> optax.GradientTransformation:
     """Clipping by global norm, then the named optimiser at the schedule's learning rate.
 
-    Arrays that `only` leaves out stay as they are, and nothing is kept for them.
+    Arrays that `trainable` leaves out stay as they are, and nothing is kept for them.
     """
-    clip = optax.clip_by_global_norm(optim.clip) if optim.clip else optax.identity()
+    clip = (
+        optax.clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity()
+    )
     whole = optax.chain(clip, _named(optim, schedule))
-    if only == "all":
+    if trainable == "all":
         return whole
     return optax.partition(
-        {True: whole, False: optax.set_to_zero()}, lambda params: trained_arrays(params, only)
+        {True: whole, False: optax.set_to_zero()}, lambda params: trained_arrays(params, trainable)
     )
 
 
-def _named(optim: OptimConfig, schedule: Schedule) -> Any:
+def _named(optim: OptimConfig, schedule: optax.Schedule) -> Any:
     betas: dict[str, Any] = {"b1": optim.beta1, "b2": optim.beta2}
     decay: dict[str, Any] = {"weight_decay": optim.weight_decay, "mask": matrices}
     if optim.name == "muon":

@@ -4,7 +4,7 @@ import abc
 import sys
 from typing import Any
 
-from qkvflow.training.evaluate import Evaluation
+from qkvflow.evaluation.losses import Evaluation
 
 
 class Reporter(abc.ABC):

@@ -28,25 +28,24 @@ from qkvflow.data import (
     require_context,
 )
 from qkvflow.data.encode import encode_split
+from qkvflow.distributed import Layout, check_batch, hosts, make_layout, one_device
 from qkvflow.errors import UserError, unknown
-from qkvflow.lm import LanguageModel
-from qkvflow.parallel import Layout, check_batch, hosts, make_layout, one_device
+from qkvflow.lm import LanguageModel, abstract, build_config
 from qkvflow.paths import cache_dir
-from qkvflow.training import rundir
-from qkvflow.training.checkpoint import Checkpoints
-from qkvflow.training.config import RunConfig, make_config
-from qkvflow.training.config_files import read_yaml, write_yaml
+from qkvflow.runs import rundir
+from qkvflow.runs.checkpoint import Checkpoints
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.config_files import read_yaml, write_yaml
+from qkvflow.runs.figure import draw_losses
+from qkvflow.runs.record import now
+from qkvflow.runs.resume_rules import check_config, check_data, check_mesh
 from qkvflow.training.ending import finish, write_record
-from qkvflow.training.figure import draw_losses
 from qkvflow.training.loop import Diverged, Loop, Progress, Sample, abstract_state
 from qkvflow.training.optim import evaluation_params
-from qkvflow.training.record import now
 from qkvflow.training.reporter import Reporter, Silent
-from qkvflow.training.resume_rules import check_config, check_data, check_mesh
-from qkvflow.training.selection import count_trained
 from qkvflow.training.step import Seed, State, init_state, model_key, split_model
 from qkvflow.training.track import NoTracker, make_tracker
-from qkvflow.zoo import abstract, build_config
+from qkvflow.training.trainable import count_trained
 
 
 def train(
@@ -76,7 +75,7 @@ def train(
         if (directory / rundir.CONFIG).exists():
             rundir.create(directory)  # Refuses, before the corpus is read.
 
-    hosts.first(refuse)
+    hosts.on_rank0(refuse)
     encoded = _load_everywhere(config)
     _check_layout(layout, config, encoded)
     with ExitStack() as stack:
@@ -88,7 +87,7 @@ def train(
                 encoded.tokenizer.save(directory)
                 rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
 
-        hosts.first(begin)
+        hosts.on_rank0(begin)
         return _run(
             config, directory, encoded, sample, reporter or Silent(), label, [], layout, start
         )
@@ -119,7 +118,7 @@ def resume(
         (reporter or Silent()).note(f"{directory} is finished; nothing to do")
         return finished
     with ExitStack() as stack:
-        hosts.first(lambda: stack.enter_context(rundir.locked(directory)))
+        hosts.on_rank0(lambda: stack.enter_context(rundir.locked(directory)))
         encoded = _load_everywhere(config)
         _check_layout(layout, config, encoded)
         label = (finished or {}).get("label")
@@ -129,7 +128,7 @@ def resume(
             with rundir.writing(directory):
                 rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
 
-        hosts.first(begin)
+        hosts.on_rank0(begin)
         return _run(config, directory, encoded, sample, reporter or Silent(), label, notes, layout)
 
 
@@ -179,7 +178,7 @@ def load_data(config: RunConfig) -> EncodedCorpus:
 def _load_everywhere(config: RunConfig) -> EncodedCorpus:
     """The same corpus in every process: encoded by the first, read by the others."""
     hosts.require_same("the configuration", hashlib.sha256(repr(config).encode()).hexdigest())
-    encoded = hosts.first_then_all(lambda: load_data(config))
+    encoded = hosts.rank0_first(lambda: load_data(config))
     hosts.require_same("the text", f"{encoded.corpus.sha256} {encoded.tokenizer.identity}")
     return encoded
 
@@ -297,7 +296,7 @@ def _run(
     layout: Layout,
     start: LanguageModel | None = None,
 ) -> dict[str, Any]:
-    reporter = reporter if hosts.is_first() else Silent()
+    reporter = reporter if hosts.is_rank0() else Silent()
     data = {
         "sha256": encoded.corpus.sha256,
         "tokenizer_identity": encoded.tokenizer.identity,
@@ -325,7 +324,7 @@ def _run(
             with rundir.writing(directory):
                 rundir.cut_back(directory, progress.step, progress.samples_bytes)
 
-        hosts.first(cut_back)
+        hosts.on_rank0(cut_back)
         checkpoints.check_room(state)
         lines = [*notes, *_describe(loop, params, progress)]
         reporter.start(first_step=progress.step, steps=config.train.steps, lines=lines)
@@ -337,14 +336,14 @@ def _run(
             raise
         finally:
             reporter.stop()
-    if hosts.is_first() and (problem := draw_losses(directory)) is not None:
+    if hosts.is_rank0() and (problem := draw_losses(directory)) is not None:
         reporter.note(problem)
     return record
 
 
 @contextmanager
 def _opened(directory: Path, config: RunConfig) -> Iterator[tuple[Checkpoints, Any]]:
-    tracker = make_tracker(directory, config) if hosts.is_first() else NoTracker()
+    tracker = make_tracker(directory, config) if hosts.is_rank0() else NoTracker()
     try:
         checkpoints = Checkpoints(directory, config.checkpoint)
         try:
@@ -397,8 +396,10 @@ def _begin_from(loop: Loop, params: Any, start: LanguageModel) -> State:
 def _describe(loop: Loop, params: Any, progress: Progress) -> list[str]:
     config, encoded = loop.config, loop.encoded
     weights = sum(leaf.size for leaf in jax.tree.leaves(params))
-    trained = count_trained(params, config.train.only)
-    of_them = "" if trained == weights else f", {trained:,} of them trained ({config.train.only})"
+    trained = count_trained(params, config.train.trainable)
+    of_them = (
+        "" if trained == weights else f", {trained:,} of them trained ({config.train.trainable})"
+    )
     lines = [
         f"{config.model.name}: {weights:,} parameters{of_them}; {encoded.corpus.spec}: "
         f"{len(encoded.train):,} train tokens ({encoded.tokenizer.name}, vocabulary "

@@ -5,39 +5,36 @@
 With nanoGPT's numbers this is nanoGPT's schedule. Updates that were skipped do not count.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qkvflow.errors import unknown
-from qkvflow.training.config import SCHEDULES, OptimConfig
+from qkvflow.runs.config import SCHEDULES, OptimConfig
+from qkvflow.training.step import Hyper, Schedule
 
-Schedule = Callable[[Any], Float[Array, ""]]
 
-
-def make_schedule(optim: OptimConfig, steps: int) -> Schedule:
-    """The learning rate of update k = 0, 1, ..., of `steps` in all."""
-    kind = optim.schedule
+def make_schedule(optim: OptimConfig) -> Schedule:
+    """`schedule(hyper, k)`: the learning rate of update k = 0, 1, ..., of `hyper.steps` in all."""
+    kind, low = optim.schedule, optim.min_lr_ratio
     if kind not in SCHEDULES:
         raise unknown("schedule", kind, SCHEDULES)
-    rest = max(steps - optim.warmup, 1)
-    low = optim.final_lr
 
-    def schedule(count: Any) -> Float[Array, ""]:
-        k = jnp.asarray(count, jnp.float32)
-        rise = jnp.minimum(1.0, (k + 1.0) / max(optim.warmup, 1))
-        done = jnp.clip((k - optim.warmup) / rest, 0.0, 1.0)
+    def schedule(hyper: Hyper, count: Any) -> Float[Array, ""]:
+        k, warmup = jnp.asarray(count, jnp.float32), hyper.warmup.astype(jnp.float32)
+        rest = jnp.maximum(hyper.steps.astype(jnp.float32) - warmup, 1.0)
+        rise = jnp.minimum(1.0, (k + 1.0) / jnp.maximum(warmup, 1.0))
+        done = jnp.clip((k - warmup) / rest, 0.0, 1.0)
         if kind == "cosine":
             shape = low + (1.0 - low) * 0.5 * (1.0 + jnp.cos(jnp.pi * done))
         elif kind == "linear":
             shape = low + (1.0 - low) * (1.0 - done)
         elif kind == "wsd":
-            left = jnp.clip((1.0 - done) / max(optim.decay_share, 1.0 / rest), 0.0, 1.0)
-            shape = low + (1.0 - low) * left
+            fraction = jnp.maximum(optim.decay_fraction, 1.0 / rest)
+            shape = low + (1.0 - low) * jnp.clip((1.0 - done) / fraction, 0.0, 1.0)
         else:
             shape = jnp.ones(())
-        return optim.lr * rise * shape
+        return hyper.lr * rise * shape
 
     return schedule

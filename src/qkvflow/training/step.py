@@ -1,15 +1,16 @@
-"""The training step: pure functions of (state, seed, tokens), many steps in one program call.
+"""The training step: pure functions of (state, hyper, data), many steps in one program call.
 
-`make_chunk` gives `chunk(state, seed, tokens, count)`, which makes `count` optimiser steps. Windows
-are gathered on the device from the step number, so nothing is handed over between steps. The number
-of steps is an argument of the compiled program and not a part of it: there is one program, and
-cutting the same steps into other chunks gives the same bits.
+`make_multi_step` gives `multi_step(state, hyper, data, count)`, which makes `count` optimiser steps.
+Seed, learning rate, warm-up and the steps of the run are arguments of the compiled program and not
+parts of it, and so is `count`: runs that differ in these alone share one program, and cutting the
+same steps into other calls gives the same bits.
 
-Outside this file: `jit` with the state donated, `vmap` over (state, seed) for all seeds of a model,
-a mesh. Nothing here knows the host, files, or which architecture it trains.
+Outside this file: `jit` with the state donated, and a mesh. Nothing here knows the host, files, or
+which architecture it trains.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -28,7 +29,7 @@ _DEPTH_KEY = 0x646570
 Seed = int | Integer[Array, ""]
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """Everything that changes in training."""
 
     params: Any
@@ -51,11 +52,26 @@ class Metrics(NamedTuple):
     finite: Bool[Array, " chunk"]
 
 
-Chunk = Callable[..., tuple[State, Metrics]]
+class Hyper(NamedTuple):
+    """What runs of one program may differ in."""
+
+    seed: Int[Array, ""]
+    """Of batches, dropout and depth grids."""
+    lr: Float[Array, ""]
+    """Peak learning rate."""
+    warmup: Int[Array, ""]
+    steps: Int[Array, ""]
+    """Of the whole run, which the schedule follows."""
+
+
+MultiStep = Callable[..., tuple[TrainState, Metrics]]
 Objective = Callable[..., tuple[Array, Array]]
 """`objective(model, inputs, targets, key=..., depth_key=...)`: what to minimise, and of it the
-cross-entropy, which is what is reported. See `training.depth` for others than the plain one."""
+cross-entropy, which is what is reported. See `training.objective`."""
 Batch = tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]
+MakeOptimiser = Callable[[Hyper], optax.GradientTransformation]
+Schedule = Callable[[Hyper, Any], Float[Array, ""]]
+"""The learning rate of update k."""
 
 
 def model_key(seed: Seed) -> Any:
@@ -86,75 +102,58 @@ def split_model(model: LanguageModel) -> tuple[Any, Any]:
     return eqx.partition(model, eqx.is_inexact_array)
 
 
-def init_state(params: Any, optimiser: optax.GradientTransformation) -> State:
+def init_state(params: Any, optimiser: optax.GradientTransformation) -> TrainState:
     """The state before the first step. Buffers of its own, so that it can be donated."""
     zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]
-    return jax.tree.map(jnp.copy, State(params, optimiser.init(params), *zeros))
+    return jax.tree.map(jnp.copy, TrainState(params, optimiser.init(params), *zeros))
 
 
-def make_chunk(
+def make_multi_step(
     static: Any,
-    optimiser: optax.GradientTransformation,
-    schedule: Callable[[Any], Array],
+    make_optimiser: MakeOptimiser,
+    schedule: Schedule,
     *,
     max_steps: int,
     batch_size: int,
-    context: int,
+    context: int | None,
     grad_accum: int = 1,
     dropout: bool = False,
-    constrain: Callable[[Array], Array] = lambda windows: windows,
-    arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
+    shard_batch: Callable[[Array], Array] = lambda windows: windows,
+    shard_model: Callable[[LanguageModel], LanguageModel] = lambda model: model,
     objective: Objective = plain,
-) -> Chunk:
-    """`chunk(state, seed, tokens, count)`: `count <= max_steps` steps on windows of `tokens`.
+) -> MultiStep:
+    """`multi_step(state, hyper, data, count)`: `count <= max_steps` steps.
 
-    `static` is the second half of `split_model`. `dropout` says whether the model wants keys.
-    `constrain` is applied to the windows of a (micro-)batch and `arrange` to the model, to divide
-    them over devices (see `qkvflow.parallel`).
+    With a `context`, `data` are the tokens of the train split and windows are gathered on the
+    device. Without, they are batches from the host, `max_steps batch seq` each, for corpora that
+    do not fit on the device. `static` is the second half of `split_model`. `dropout` says whether
+    the model wants keys. `shard_batch` is applied to the windows of a (micro-)batch and
+    `shard_model` to the model, to divide them over devices (see `qkvflow.distributed`).
     """
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange, objective)
+    gradient = _gradient(
+        static, batch_size, grad_accum, dropout, shard_batch, shard_model, objective
+    )
 
-    def chunk(
-        state: State, seed: Seed, tokens: Integer[Array, " tokens"], count: Int[Array, ""]
-    ) -> tuple[State, Metrics]:
-        def batch(state: State, _: Any) -> Batch:
-            starts = window_starts(seed, state.step, batch_size, tokens.shape[0], context)
-            return gather_windows(tokens, starts, context)
+    def multi_step(
+        state: TrainState, hyper: Hyper, data: Any, count: Int[Array, ""]
+    ) -> tuple[TrainState, Metrics]:
+        def gathered(state: TrainState, _: Any) -> Batch:
+            starts = window_starts(hyper.seed, state.step, batch_size, data.shape[0], context)
+            return gather_windows(data, starts, context)
 
-        return _run(state, seed, count, batch, max_steps, gradient, optimiser, schedule)
-
-    return chunk
-
-
-def make_host_chunk(
-    static: Any,
-    optimiser: optax.GradientTransformation,
-    schedule: Callable[[Any], Array],
-    *,
-    max_steps: int,
-    batch_size: int,
-    grad_accum: int = 1,
-    dropout: bool = False,
-    constrain: Callable[[Array], Array] = lambda windows: windows,
-    arrange: Callable[[LanguageModel], LanguageModel] = lambda model: model,
-    objective: Objective = plain,
-) -> Chunk:
-    """`chunk(state, seed, (inputs, targets), count)`: the same steps on batches from the host,
-    `max_steps batch seq` each, for corpora that do not fit on the device."""
-    gradient = _gradient(static, batch_size, grad_accum, dropout, constrain, arrange, objective)
-
-    def chunk(
-        state: State, seed: Seed, batches: tuple[Array, Array], count: Int[Array, ""]
-    ) -> tuple[State, Metrics]:
-        def batch(_: State, index: Any) -> Batch:
+        def handed_over(_: TrainState, index: Any) -> Batch:
             inputs, targets = (
-                jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in batches
+                jax.lax.dynamic_index_in_dim(each, index, keepdims=False) for each in data
             )
             return inputs, targets
 
-        return _run(state, seed, count, batch, max_steps, gradient, optimiser, schedule)
+        batch = handed_over if context is None else gathered
+        optimiser = make_optimiser(hyper)
+        return _run(
+            state, hyper, count, batch, max_steps, gradient, optimiser, partial(schedule, hyper)
+        )
 
-    return chunk
+    return multi_step
 
 
 def _gradient(
@@ -162,16 +161,16 @@ def _gradient(
     batch_size: int,
     grad_accum: int,
     dropout: bool,
-    constrain: Callable[[Array], Array],
-    arrange: Callable[[LanguageModel], LanguageModel],
+    shard_batch: Callable[[Array], Array],
+    shard_model: Callable[[LanguageModel], LanguageModel],
     objective: Objective,
 ) -> Callable[..., tuple[Array, Any]]:
     """Cross-entropy of a batch and gradient of the objective, in `grad_accum` parts."""
 
     def part(params: Any, inputs: Array, targets: Array, key: Any, depth: Any) -> tuple[Array, Any]:
         def value(params: Any) -> tuple[Array, Array]:
-            model = arrange(eqx.combine(params, static))
-            batch = constrain(inputs), constrain(targets)
+            model = shard_model(eqx.combine(params, static))
+            batch = shard_batch(inputs), shard_batch(targets)
             return objective(model, *batch, key=key, depth_key=depth)
 
         # One value and not two equal ones: programs that differ elsewhere then still agree to the
@@ -203,18 +202,18 @@ def _gradient(
 
 
 def _run(
-    state: State,
-    seed: Seed,
+    state: TrainState,
+    hyper: Hyper,
     count: Int[Array, ""],
-    batch: Callable[[State, Any], Batch],
+    batch: Callable[[TrainState, Any], Batch],
     max_steps: int,
     gradient: Callable[..., tuple[Array, Any]],
     optimiser: optax.GradientTransformation,
     schedule: Callable[[Any], Array],
-) -> tuple[State, Metrics]:
-    def body(index: Any, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+) -> tuple[TrainState, Metrics]:
+    def body(index: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, metrics = carry
-        value, grads = gradient(state.params, batch(state, index), seed, state.step)
+        value, grads = gradient(state.params, batch(state, index), hyper.seed, state.step)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
@@ -228,7 +227,7 @@ def _run(
         lr = schedule(state.step - state.skipped)
         made = Metrics(value, norm, lr, finite)
         metrics = jax.tree.map(lambda all, one: all.at[index].set(one), metrics, made)
-        after = State(
+        after = TrainState(
             params,
             opt_state,
             state.step + 1,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.training.config import TRACKERS, RunConfig
+from qkvflow.runs.config import TRACKERS, RunConfig
 
 
 class Tracker(abc.ABC):

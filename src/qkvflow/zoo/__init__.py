@@ -1,19 +1,13 @@
-"""Named models: configurations as data, and the assembly that makes models of them."""
+"""Named models and everything that comes in kinds, as data: nothing here imports JAX."""
 
-from qkvflow.zoo.assembly import FIELDS, MIXERS, abstract, build, build_config
 from qkvflow.zoo.config import ModelConfig, configure, modern
 from qkvflow.zoo.entries import PUBLISHED, SIZES, ZOO, entry, names, register
 
 __all__ = [
-    "FIELDS",
-    "MIXERS",
     "PUBLISHED",
     "SIZES",
     "ZOO",
     "ModelConfig",
-    "abstract",
-    "build",
-    "build_config",
     "configure",
     "entry",
     "modern",

@@ -6,12 +6,14 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.fields.basis import BASES
-from qkvflow.fields.gates import GATES, SQUASHES
-from qkvflow.fields.lora import parse_adapters
-from qkvflow.fields.time import TIME_FEATURES
-from qkvflow.schemes import COMPOSITIONS, REMATS, SCHEMES
 
+BASES = ("cosine", "chebyshev", "bspline")
+GATES = ("documents", "published", "input", "output", "both", "low-rank", "full")
+GATE_ACTIVATIONS = ("sigmoid", "centred")
+TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
+COMPOSITIONS = ("sequential", "parallel")
+REMATS = ("none", "block", "everything")
+SCHEMES = ("residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive")
 MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
 
 
@@ -102,13 +104,13 @@ class ModelConfig:
     # How fields depend on t
     time_features: str = "sinusoidal"
     """sinusoidal, learned, raw or layers."""
-    num_waves: int = 32
+    num_frequencies: int = 32
     """Sines (and as many cosines) in the sinusoidal features."""
     d_time: int = 64
     """Width of time embeddings."""
     gate: str = "documents"
     """Where gates sit: documents, input, output, both, low-rank or full."""
-    gate_squash: str = "sigmoid"
+    gate_activation: str = "sigmoid"
     """sigmoid (as in the documents) or centred (starts at 1)."""
     gate_rank: int = 4
     """Rank of low-rank gates."""
@@ -133,12 +135,12 @@ class ModelConfig:
         _choose("final_norm", self.final_norm, ("plain", "time"))
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
-        _choose("composition", self.composition, tuple(COMPOSITIONS))
+        _choose("composition", self.composition, COMPOSITIONS)
         _choose("scheme", self.scheme, SCHEMES)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
         _choose("gate", self.gate, GATES)
-        _choose("gate squash", self.gate_squash, SQUASHES)
+        _choose("gate activation", self.gate_activation, GATE_ACTIVATIONS)
         _choose("basis", self.basis, BASES)
         for name in self.mixers:
             _choose("mixer", name, MIXER_NAMES)
@@ -236,7 +238,7 @@ _POSITIVE = (
     "ssm_head_dim",
     "ssm_groups",
     "conv_width",
-    "num_waves",
+    "num_frequencies",
     "d_time",
     "gate_rank",
     "rank",
@@ -262,16 +264,35 @@ def _typed(field: dataclasses.Field, value: Any) -> Any:
     raise UserError(f"{field.name} must be {kind.__name__}, not {value!r}")
 
 
+_OLD_NAMES = {"gate_squash": "gate_activation", "num_waves": "num_frequencies"}
+
+
 def modern(values: dict[str, Any]) -> dict[str, Any]:
-    """Values as they are written today: `remat` was true or false once, in saved files."""
+    """Values under today's names: saved configurations may be older than they are."""
+    values = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     if isinstance(old := values.get("remat"), bool):
-        return {**values, "remat": "block" if old else "none"}
+        values["remat"] = "block" if old else "none"
     return values
+
+
+def parse_adapters(text: str) -> list[tuple[str, bool]]:
+    """`qkv:depth,out,*` as patterns, each with whether its adapters depend on depth."""
+    found = []
+    for part in text.split(","):
+        pattern, _, kind = part.strip().partition(":")
+        if not pattern or kind not in ("", "shared", "depth"):
+            raise UserError(
+                f"adapters are patterns over names, with :depth where they depend on depth, such "
+                f"as 'qkv:depth,out' or '*', not '{text}'"
+            )
+        found.append((pattern, kind == "depth"))
+    return found
 
 
 def configure(base: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
     """A configuration from an entry and overrides by name; a misspelt name offers the nearest."""
     names = [field.name for field in dataclasses.fields(ModelConfig)]
+    overrides = modern(overrides)
     for name in overrides:
         if name not in names:
             raise unknown("model option", name, names)

@@ -58,7 +58,7 @@ _SSM = {
     "block": "attention+ssm",
     "attention_bias": False,
 }
-_WIDE_TIME = {"num_waves": 64, "d_time": 129}
+_WIDE_TIME = {"num_frequencies": 64, "d_time": 129}
 
 PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "published/standard-transformer": (_STACK, 308_460_480),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qkvflow.experiment.records import Record
+from qkvflow.records import Record
 from qkvflow.report import numbers
 from qkvflow.report.content import Report
 from qkvflow.report.page.markup import Raw, tag

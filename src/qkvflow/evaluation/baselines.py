@@ -1,0 +1,30 @@
+"""n-gram models on the same splits: what counting alone achieves."""
+
+from typing import Any
+
+from qkvflow.data import EncodedCorpus
+from qkvflow.evaluation.ngrams import MOST_TOKENS, SMOOTHINGS, NgramModel, mean_losses
+
+ORDERS = 5
+ADD_K = 0.1
+
+
+def measure_baselines(encoded: EncodedCorpus) -> dict[str, Any]:
+    """The content of `baselines.json`: orders 1 to 5, both smoothings, in nats per token."""
+    tokens = encoded.train.tokens[:MOST_TOKENS]
+    model = NgramModel.fit(tokens, encoded.tokenizer.vocab_size, ORDERS)
+    entries = []
+    for smoothing in SMOOTHINGS:
+        losses = {
+            name: mean_losses(model, getattr(encoded, name).tokens, smoothing=smoothing, k=ADD_K)
+            for name in ("validation", "test")
+        }
+        entries += [
+            {
+                "order": order + 1,
+                "smoothing": smoothing,
+                **{name: each[order] for name, each in losses.items()},
+            }
+            for order in range(ORDERS)
+        ]
+    return {"train_tokens": len(tokens), "add_k": ADD_K, "ngrams": entries}

@@ -1,0 +1,62 @@
+"""The model card of an export: what it is, what it was trained on, how good it is, how to use."""
+
+from typing import Any
+
+from qkvflow.lm import count_parameters
+from qkvflow.runs.load import Trained
+
+
+def model_card(trained: Trained, record: dict[str, Any] | None) -> str:
+    config = trained.config
+    choice, train, optim = config.model, config.train, config.optim
+    params = count_parameters(trained.model).total
+    lines = [
+        "---",
+        "library_name: qkvflow",
+        "tags: [language-model, jax, depth-continuous]",
+        "---",
+        f"# {choice.name} ({params:,} parameters)",
+        "",
+        f"A language model with field `{choice.config.field}`, block `{choice.config.block}` and "
+        f"scheme `{choice.config.scheme}`: {choice.config.num_steps} steps along depth, width "
+        f"{choice.config.d_model}, context {choice.config.context}.",
+        "",
+        "## Use",
+        "```python",
+        "import qkvflow",
+        "",
+        'trained = qkvflow.load("PATH")',
+        'tokens = trained.tokenizer.encode("some text")',
+        "logits = trained.model(tokens[None].astype(int))",
+        "```",
+        "",
+        "## Training",
+        f"- text: `{config.data.spec}`, tokenizer `{trained.tokenizer.name}` "
+        f"(vocabulary {trained.tokenizer.vocab_size})",
+        f"- {train.steps:,} steps of {config.tokens_per_step:,} tokens, seed {train.seed}; these "
+        f"weights are of step {trained.step}",
+        f"- {optim.name}, learning rate {optim.lr} ({optim.schedule}), weight decay "
+        f"{optim.weight_decay}, clipping {optim.max_grad_norm}",
+    ]
+    if record is not None:
+        lines += _results(record)
+    lines += [
+        "",
+        "## Limits",
+        "It continues text like that it was trained on. It has been given no instructions and no "
+        "safety training; do not rely on what it says.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _results(record: dict[str, Any]) -> list[str]:
+    lines = [f"- text sha256 `{record['data']['sha256']}`", "", "## Results"]
+    lines += ["| split | nats per token | bits per byte | perplexity |", "|---|---|---|---|"]
+    for split in ("validation", "test"):
+        if (each := record["losses"][split]) is not None:
+            lines.append(
+                f"| {split} | {each['nats']:.4f} ± {each['standard_error'] or 0.0:.4f} | "
+                f"{each['bits_per_byte']:.4f} | {each['perplexity']:.2f} |"
+            )
+    return lines

@@ -1,0 +1,166 @@
+"""The run directory: files that hold either their old content or all of the new.
+
+A process can be killed at any moment. `config.yaml` and `record.json` are replaced whole;
+`metrics.jsonl` is appended to by whole lines, and a torn last line is cut off when it is opened
+again. A lock keeps two processes out of one run.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qkvflow.errors import UserError
+from qkvflow.runs.config_files import read_yaml
+
+CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
+TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
+_LOCK = ".lock"
+
+
+@contextlib.contextmanager
+def writing(directory: Path, *, resumable: bool = True) -> Iterator[None]:
+    """Turns a failing disk or directory into the line the user reads."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(directory, error.strerror or str(error), resumable) from error
+
+
+def cannot_write(directory: Path, why: str, resumable: bool = True) -> UserError:
+    hint = (
+        f"make room and run 'qkvflow resume {directory}'" if resumable else "choose another --out"
+    )
+    return UserError(f"cannot write {directory}: {why}; {hint}")
+
+
+def create(directory: Path) -> None:
+    """A fresh run directory. One that holds anything is refused, and left as it is."""
+    if (directory / CONFIG).exists():
+        raise UserError(
+            f"{directory} holds a run already; continue it with 'qkvflow resume {directory}' "
+            "or choose another --out"
+        )
+    with writing(directory, resumable=False):
+        directory.mkdir(parents=True, exist_ok=True)
+        # What a process killed within its first moments left behind begins with a dot.
+        if any(not path.name.startswith(".") for path in directory.iterdir()):
+            raise UserError(f"{directory} is not empty; choose another --out")
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Only one process works in a run directory; the lock dies with its process."""
+    with writing(directory, resumable=False):
+        handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is working in {directory}; let it finish") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file so that no reader ever sees part of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def to_json(content: Any, indent: int | None = None) -> str:
+    """Strict JSON: NaN and infinities, which it does not know, become null."""
+    return json.dumps(_strict(content), indent=indent, allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+class Lines:
+    """`metrics.jsonl`, open for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(to_json(line) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        # On a full disk the rest of a line cannot be written now either; it is cut off later.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_lines(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
+    """The whole lines of `metrics.jsonl`, up to a step."""
+    lines = []
+    try:
+        text = path.read_text("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    for raw in text.split("\n"):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and (last_step is None or line.get("step", 0) <= last_step):
+            lines.append(line)
+    return lines
+
+
+def cut_back(directory: Path, step: int, samples_bytes: int) -> list[dict[str, Any]]:
+    """Take a run's files back to a step: what came later will be written again."""
+    path = directory / METRICS
+    lines = read_lines(path, step)
+    if path.exists() or lines:
+        write_whole(path, "".join(to_json(line) + "\n" for line in lines))
+    samples = directory / SAMPLES
+    if samples.exists() and samples.stat().st_size > samples_bytes:
+        os.truncate(samples, samples_bytes)
+    (directory / RECORD).unlink(missing_ok=True)
+    return lines
+
+
+def read_run_config(directory: Path) -> dict[str, Any]:
+    """The configuration of a run directory, as written."""
+    if not (directory / CONFIG).exists():
+        what = "is not a run directory" if directory.exists() else "does not exist"
+        raise UserError(f"{directory} {what}; give the --out of a 'qkvflow train'")
+    return read_yaml(directory / CONFIG)
+
+
+def read_record(directory: Path) -> dict[str, Any] | None:
+    """`record.json`, or None if the run has not ended."""
+    try:
+        return json.loads((directory / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,181 @@
+"""Training that makes depth a dial: random grids, and predictions that agree with finer ones.
+
+    offset       steps begin at 0, s dt, (s + 1) dt, ... with s uniform in [0, 1]: equally long but
+                 for the first and the last (Tong et al.'s code), so weights are asked for at
+                 every t
+    4-8          the number of steps itself is drawn, uniformly, from a few
+    consistency  cross-entropy + w KL(p_N || p_2N): the predictions at N and at 2N steps are drawn
+                 to each other. Both are differentiated: the coarse grid has the data to hold on
+                 to, the fine one has only the coarse one
+
+A step's draw is a function of (seed, step), like its batch. All numbers of steps are branches of
+one program (`lax.switch`): a step costs what its own number costs. One padded grid of the most
+steps would compile once instead of once for each number, but every step would then cost the most;
+the numbers are few, the steps are many. (Under `vmap` over seeds a switch computes all branches:
+`compare` with random numbers of steps is right, and slow.)
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from qkvflow.errors import UserError
+from qkvflow.lm import LanguageModel, count_flops
+from qkvflow.lm.loss import token_losses, token_losses_and_gaps
+from qkvflow.schemes import shifted_edges
+from qkvflow.training.step import Objective, plain
+from qkvflow.training.trainable import freeze
+
+if TYPE_CHECKING:
+    from qkvflow.runs.config import TrainConfig
+
+Branch = Callable[[Any, Any], tuple[Array, Array]]
+"""The objective at one number of steps, of the model's arrays and what else is given."""
+
+MOST_NUMBERS = 8
+"""Of steps to draw from: each is a branch to compile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Jitter:
+    """What is drawn for a step."""
+
+    offset: bool = False
+    numbers: tuple[int, ...] = ()
+    """Of steps; none: the model's own."""
+
+
+def parse_jitter(text: str) -> Jitter:
+    """`none`, `offset`, `4-8`, `3,6,12`, `offset+4-8`."""
+    offset = False
+    numbers: tuple[int, ...] = ()
+    parts = [] if text == "none" else text.split("+")
+    for part in parts:
+        part = part.strip()
+        if part == "offset":
+            offset = True
+        elif span := re.fullmatch(r"(\d+)-(\d+)", part):
+            numbers = tuple(range(int(span[1]), int(span[2]) + 1))
+        elif re.fullmatch(r"\d+(,\d+)*", part):
+            numbers = tuple(dict.fromkeys(int(each) for each in part.split(",")))
+        else:
+            raise _wrong(text)
+        if part != "offset" and (not numbers or 0 in numbers):
+            raise _wrong(text)
+    if len(numbers) > MOST_NUMBERS:
+        raise UserError(
+            f"train.depth_jitter '{text}' draws from {len(numbers)} numbers of steps, and each is "
+            f"compiled; give at most {MOST_NUMBERS}, such as {min(numbers)},{max(numbers)}"
+        )
+    return Jitter(offset, numbers)
+
+
+def _wrong(text: str) -> UserError:
+    return UserError(
+        f"train.depth_jitter must be none, offset, numbers of steps such as 4-8 or 3,6,12, or "
+        f"offset+4-8, not '{text}'"
+    )
+
+
+def make_objective(train: "TrainConfig", scheme: str) -> Objective:
+    """The objective of a configuration; the plain one where nothing is asked for."""
+    jitter, weight = parse_jitter(train.depth_jitter), train.consistency
+    if jitter == Jitter() and not weight:
+        return plain if train.trainable == "all" else _frozen(train.trainable)
+    if scheme == "adaptive":
+        raise UserError(
+            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
+            "its own steps; choose another --model.scheme"
+        )
+
+    def objective(
+        model: LanguageModel, inputs: Array, targets: Array, *, key: Any, depth_key: Any
+    ) -> tuple[Array, Array]:
+        key_number, key_offset = jax.random.split(depth_key)
+        share = jax.random.uniform(key_offset)
+        arrays, static = eqx.partition(model, eqx.is_inexact_array)
+
+        def at(number: int) -> Branch:
+            def value(arrays: Any, given: Any) -> tuple[Array, Array]:
+                inputs, targets, key, share = given
+                changed = freeze(eqx.combine(arrays, static), train.trainable).at_depth(number)
+                edges = shifted_edges(number, share) if jitter.offset else None
+                return _value(changed, inputs, targets, key, edges, weight)
+
+            return value
+
+        numbers, given = jitter.numbers or (model.num_steps,), (inputs, targets, key, share)
+        if len(numbers) == 1:
+            return at(numbers[0])(arrays, given)
+        index = jax.random.randint(key_number, (), 0, len(numbers))
+        return _switch(index, [at(number) for number in numbers], arrays, given)
+
+    return objective
+
+
+def _switch(
+    index: Int[Array, ""], branches: list[Branch], arrays: Any, given: Any
+) -> tuple[Array, Array]:
+    """`branches[index](arrays, given)`, differentiated inside the branch that is taken:
+    differentiated from outside, every branch would have to fill in what the backward passes of all
+    others keep. The second value has no gradient."""
+
+    @jax.custom_vjp
+    def drawn(arrays: Any, index: Any, given: Any) -> tuple[Array, Array]:
+        return jax.lax.switch(index, branches, arrays, given)
+
+    def forward(arrays: Any, index: Any, given: Any) -> tuple[tuple[Array, Array], Any]:
+        inner = [jax.value_and_grad(branch, has_aux=True) for branch in branches]
+        return jax.lax.switch(index, inner, arrays, given)
+
+    def backward(gradient: Any, cotangents: tuple[Array, Array]) -> tuple[Any, None, None]:
+        return jax.tree.map(lambda leaf: cotangents[0] * leaf, gradient), None, None
+
+    drawn.defvjp(forward, backward)
+    return drawn(arrays, index, given)
+
+
+def _frozen(only: str) -> Objective:
+    """The plain objective as a function of the trained arrays alone."""
+
+    def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Array]:
+        return plain(freeze(model, only), *batch, **keys)
+
+    return frozen
+
+
+def _value(
+    model: LanguageModel,
+    inputs: Array,
+    targets: Array,
+    key: Any,
+    edges: Float[Array, " edges"] | None,
+    weight: float,
+) -> tuple[Array, Array]:
+    if not weight:
+        entropy = jnp.mean(token_losses(model, inputs, targets, key=key, edges=edges))
+        return entropy, entropy
+    finer = model.at_depth(2 * model.num_steps)
+    entropies, gaps = token_losses_and_gaps(model, finer, inputs, targets, key=key, edges=edges)
+    entropy = jnp.mean(entropies)
+    return entropy + weight * jnp.mean(gaps), entropy
+
+
+def step_flops(train: "TrainConfig", model: LanguageModel, tokens: int) -> int:
+    """Of a training step, on average over what it may draw. `model` may be of shapes alone."""
+    numbers = parse_jitter(train.depth_jitter).numbers or (model.num_steps,)
+    if train.consistency:
+        numbers = (*numbers, *(2 * number for number in numbers))
+    each = [
+        count_flops(eqx.filter_eval_shape(lambda m, n=number: m.at_depth(n), model)).per_step(
+            tokens
+        )
+        for number in numbers
+    ]
+    return (1 + bool(train.consistency)) * sum(each) // len(each)

@@ -1,0 +1,82 @@
+"""Fifty steps of tiny models on a mesh, in a process that pretends to have its devices.
+
+    python on_devices.py MESH
+
+prints, as JSON, the losses of every model and what the compiled program of each holds.
+"""
+
+import json
+import re
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from qkvflow import threads
+from qkvflow.distributed import make_layout
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs.config import make_config
+from qkvflow.training import init_state, make_multi_step
+from qkvflow.training.optim import optimiser
+from qkvflow.training.run import initial_params
+from qkvflow.training.schedule import make_schedule
+
+MODELS = ("standard", "tong", "time-indexed-mlp", "time-indexed-ssm", "mamba")
+STEPS, BATCH, VOCAB = 50, 8, 18
+SHAPE: dict[str, Any] = {
+    "d_model": 16,
+    "num_steps": 3,
+    "num_heads": 4,
+    "context": 16,
+    "d_state": 8,
+    "ssm_head_dim": 8,
+    "d_time": 6,
+    "num_frequencies": 4,
+}
+
+
+def run(name: str, mesh: str) -> dict[str, Any]:
+    config = make_config({"model": {"name": name, **SHAPE}, "optim": {"warmup": 10}})
+    layout = make_layout(mesh)
+    schedule = make_schedule(config.optim, STEPS)
+    rule = optimiser(config.optim, schedule)
+    params, static = abstract_model(config, VOCAB)
+    layout.check(params, BATCH, num_heads=SHAPE["num_heads"])
+    fresh = initial_params(config, VOCAB)
+    divided = layout.shardings(jax.eval_shape(lambda p: init_state(p, rule), params))
+    state = jax.jit(lambda s: init_state(fresh(s), rule), out_shardings=divided)(np.int32(0))
+    chunk = make_multi_step(
+        static,
+        rule,
+        schedule,
+        max_steps=STEPS,
+        batch_size=BATCH,
+        context=SHAPE["context"],
+        # One of them in parts, which have to be divided over devices as well.
+        grad_accum=2 if name == "time-indexed-mlp" else 1,
+        constrain=layout.shard_batch,
+        arrange=layout.shard_model,
+    )
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 2000).astype(np.uint8)
+    arguments = [layout.replicate(each) for each in (np.int32(0), tokens, np.int32(STEPS))]
+    program = jax.jit(chunk, donate_argnums=0, out_shardings=(divided, layout.replicated))
+    compiled = program.lower(state, *arguments).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None
+    assert text is not None
+    after, metrics = compiled(state, *arguments)
+    return {
+        "losses": np.asarray(metrics.loss, np.float64).tolist(),
+        "argument_bytes": memory.argument_size_in_bytes,
+        "state_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(after)),
+        "own_bytes": sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(after)),
+        # Every array that the program of one device ever holds.
+        "shapes": sorted({*re.findall(r"f32\[([\d,]+)\]", text)}),
+        "devices": jax.device_count(),
+    }
+
+
+if __name__ == "__main__":
+    threads.configure_threads()
+    print(json.dumps({name: run(name, sys.argv[1]) for name in MODELS}))

@@ -1,0 +1,199 @@
+"""Generation equals the full forward pass, for every model, scheme, batch and window."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import VOCAB, full_logits, greedy, prompt_of, tiny
+
+from qkvflow.data.tokenizers import CharTokenizer
+from qkvflow.errors import UserError
+from qkvflow.generation import (
+    cache_bytes,
+    generate,
+    generate_speculative,
+    make_sampler,
+    sample_text,
+    stream,
+)
+from qkvflow.generation.decoding import prefill, steps
+from qkvflow.generation.prompts import Window, groups
+from qkvflow.generation.recompute import recompute
+from qkvflow.lm import LanguageModel
+from qkvflow.zoo import names
+
+SCHEMES = ("midpoint", "heun", "rk4", "strang")
+
+
+@pytest.mark.parametrize("name", names())
+def test_greedy_equals_the_full_pass(name: str):
+    model, prompt = tiny(name), prompt_of(5)
+    [new] = generate(model, [prompt], num_tokens=10, temperature=0.0)
+    assert len(new) == 10
+    assert new == greedy(model, prompt, new)
+    # Drafted with half the steps and verified with all, two at a time.
+    drafted = generate_speculative(
+        model, [prompt], draft_steps=1, draft_length=2, num_tokens=10, temperature=0.0
+    )
+    assert drafted.tokens == [new]
+    assert drafted.drafted >= 2 * drafted.rounds > 0
+
+
+MODELS = [(name, {}) for name in names()] + [("tong", {"scheme": s}) for s in SCHEMES]
+
+
+@pytest.mark.parametrize(("name", "changes"), MODELS)
+def test_logits_in_pieces_equal_the_full_pass(name: str, changes: dict):
+    @eqx.filter_jit
+    def both(model: LanguageModel, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        session = model.precomputed()
+        first, caches = session.extend(tokens[:, :5], session.init_caches(2, 9), 0)
+        then, _ = session.extend(tokens[:, 5:], caches, 5)
+        return jnp.concatenate([first, then], axis=1), model(tokens)
+
+    tokens = jnp.array([prompt_of(9), prompt_of(9, seed=1)])
+    pieces, whole = both(tiny(name, **changes), tokens)
+    np.testing.assert_allclose(pieces, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["heun", "strang"])
+def test_schemes(scheme: str):
+    model, prompt = tiny("tong", scheme=scheme), prompt_of(5)
+    [new] = generate(model, [prompt], num_tokens=8, temperature=0.0)
+    assert new == greedy(model, prompt, new)
+
+
+def test_the_past_matters():
+    # The tests above would pass for a model that ignored its caches and its past.
+    logits = [full_logits(tiny("standard"), [*prompt_of(5, seed), 3])[-1] for seed in (0, 1)]
+    assert np.abs(logits[0] - logits[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["standard", "time-indexed-selective-ssm"])
+def test_a_batch_is_its_sequences_alone(name: str):
+    model = tiny(name)
+    prompts = [prompt_of(n, seed=n) for n in (5, 3, 9, 5)]
+    together = generate(model, prompts, num_tokens=7, temperature=0.9, top_k=9, seed=3)
+    # One at a time, each keeps its place among the prompts and so its randomness.
+    assert together == generate(
+        model, prompts, num_tokens=7, temperature=0.9, top_k=9, seed=3, batch_size=1
+    )
+    again = generate(model, prompts[:1] * 4, num_tokens=7, temperature=0.9, top_k=9, seed=3)
+    assert again[0] == together[0]
+    assert again[3] != together[0]
+
+
+def test_sampling_is_a_function_of_seed_sequence_and_position():
+    model, prompt = tiny("standard"), prompt_of(5)
+    short, long = (generate(model, [prompt] * 2, num_tokens=n, seed=1) for n in (6, 12))
+    assert [text[:6] for text in long] == short
+    assert long[0] != long[1]
+    assert generate(model, [prompt], num_tokens=12, seed=2)[0] != long[0]
+    streamed = [*stream(model, prompt, num_tokens=12, seed=1, group=3)]
+    assert [len(part) for part in streamed] == [1, 3, 3, 3, 2]
+    assert [token for part in streamed for token in part] == long[0]
+
+
+@pytest.mark.parametrize("name", ["standard", "mamba"])
+def test_window(name: str):
+    model = tiny(name, context=8)
+    prompts = [prompt_of(n, seed=n) for n in (3, 11)]
+    together = generate(model, prompts, num_tokens=12, temperature=0.0, window=True)
+    for prompt, new in zip(prompts, together, strict=True):
+        assert new == list(recompute(model, prompt, 12, make_sampler(temperature=0.0), 0, 0, True))
+        text = prompt + new
+        for position in (len(prompt), len(text) - 1):
+            start = Window(model, True, 64).offset(position)
+            assert 4 < position - start <= 8 or start == 0
+            assert full_logits(model, text[start:position])[-1].argmax() == text[position]
+
+
+def test_beyond_the_context():
+    with pytest.raises(UserError, match="learned positions"):
+        generate(tiny("standard", context=8), [prompt_of(5)], num_tokens=4)
+    for name in ("standard-llama", "mamba"):
+        model, prompt = tiny(name, context=8), prompt_of(5)
+        with pytest.warns(UserWarning, match="beyond the 8"):
+            [new] = generate(model, [prompt], num_tokens=8, temperature=0.0)
+        assert new == greedy(model, prompt, new)
+
+
+def test_the_last_learned_position_is_used():
+    model, prompt = tiny("standard", context=8), prompt_of(5)
+    [new] = generate(model, [prompt], num_tokens=3, temperature=0.0)
+    assert new == greedy(model, prompt, new)
+
+
+def test_adaptive_recomputes():
+    pytest.importorskip("diffrax")
+    model, prompt = tiny("tong", scheme="adaptive", tolerance=1e-5), prompt_of(5)
+    new = generate(model, [prompt, prompt_of(4)], num_tokens=3, temperature=0.0)
+    assert new[0] == greedy(model, prompt, new[0])
+    assert len(new[1]) == 3
+
+
+def test_stop_and_long_batches():
+    model, prompt = tiny("standard"), prompt_of(5)
+    [free] = generate(model, [prompt], num_tokens=12, seed=4)
+    [stopped] = generate(model, [prompt], num_tokens=12, seed=4, stop=free[3])
+    assert stopped == free[: free.index(free[3]) + 1]
+    lengths = [3, 40, 5, 41, 64]
+    assert groups([[0] * n for n in lengths], 2) == [[0, 2], [1, 3], [4]]
+
+
+def test_state_space_memory_is_constant_in_length():
+    mamba, standard = tiny("mamba"), tiny("standard")
+    assert cache_bytes(mamba, 2, 10) == cache_bytes(mamba, 2, 10_000)
+    assert cache_bytes(standard, 2, 20) == 2 * cache_bytes(standard, 2, 10)
+
+
+def test_new_weights_compile_nothing_again():
+    tokenizer = CharTokenizer("\nabcdefghijklmnop")
+    model = tiny("time-indexed-mlp")
+    first = sample_text(model, tokenizer, num_tokens=40)
+    assert len(first) == 40
+    sizes = [program._cached._cache_size() for program in (prefill, steps)]
+    other = jax.tree.map(lambda leaf: leaf * 1.01, model)
+    second = sample_text(other, tokenizer, num_tokens=40, temperature=0.7, seed=1)
+    assert [program._cached._cache_size() for program in (prefill, steps)] == sizes
+    assert first == sample_text(model, tokenizer, num_tokens=40)
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "reason"),
+    [
+        ([[]], {}, "empty"),
+        ([[1, VOCAB]], {}, f"token {VOCAB} is not in"),
+        ([[-1]], {}, "token -1 is not in"),
+        ([[1]], {"num_tokens": 0}, "at least 1"),
+        ([[1]], {"temperature": -1.0}, "temperature"),
+        ([[1]], {"temperature": float("nan")}, "temperature"),
+        ([[1]], {"top_p": 0.0}, "top_p"),
+        ([[1]], {"top_p": 1.5}, "top_p"),
+        ([[1]], {"top_k": 0}, "top_k"),
+        ([[1] * 40], {}, "learned positions"),
+    ],
+)
+def test_bad_requests(prompts: list[list[int]], options: dict, reason: str):
+    with pytest.raises(UserError, match=reason):
+        generate(tiny("standard"), prompts, **{"num_tokens": 2, **options})
+
+
+def test_sampler_cuts():
+    logits = jnp.log(jnp.array([[0.5, 0.2, 0.15, 0.1, 0.05]]))
+
+    def kept(**options: Any) -> list[float]:
+        return np.asarray(make_sampler(**options).probabilities(logits)[0]).round(4).tolist()
+
+    assert kept(temperature=0.0) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert kept(top_k=2) == pytest.approx([5 / 7, 2 / 7, 0, 0, 0], abs=1e-4)
+    assert kept(top_p=0.69) == pytest.approx([5 / 7, 2 / 7, 0, 0, 0], abs=1e-4)
+    assert kept(top_p=0.71) == pytest.approx([50 / 85, 20 / 85, 15 / 85, 0, 0], abs=1e-4)
+    assert kept(top_p=1e-6) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert kept(top_k=2, top_p=0.6) == [1.0, 0.0, 0.0, 0.0, 0.0]
+    assert kept(temperature=0.5)[0] == pytest.approx(0.25 / 0.325, abs=1e-4)
+    assert kept() == pytest.approx([0.5, 0.2, 0.15, 0.1, 0.05], abs=1e-4)

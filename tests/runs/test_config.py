@@ -1,0 +1,118 @@
+"""The configuration: layers, types, misspellings, YAML there and back."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qkvflow.errors import UserError
+from qkvflow.runs.config_files import load_config, parse_overrides, write_yaml
+from qkvflow.runs.config import make_config
+from qkvflow.runs.config import SECTIONS
+
+
+def test_resolved_configuration_feeds_back_identically(tmp_path: Path):
+    config = make_config(
+        {"model": {"name": "tong", "d_model": 64, "horizon": 2}, "train": {"tokens": 10_000}}
+    )
+    path = tmp_path / "config.yaml"
+    path.write_text(write_yaml(config))
+    assert load_config(path) == config
+    assert write_yaml(load_config(path)) == write_yaml(config)
+
+
+def test_later_layers_win_and_yaml_numbers_are_numbers(tmp_path: Path):
+    path = tmp_path / "run.yaml"
+    path.write_text("optim: {lr: 1e-3}\ntrain: {steps: 1e3}\nmodel: {d_model: 64}\n")
+    options = [("optim.lr", "3e-4"), ("model.num_steps", "12"), ("model.bias", "false")]
+    config = load_config(path, parse_overrides(options))
+    assert config.optim.lr == 3e-4
+    assert config.train.steps == 1000
+    model = config.model.config
+    assert (model.d_model, model.num_steps, model.bias) == (64, 12, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([("optim.learning_rat", "1")], "unknown optim option 'learning_rat'"),
+        ([("optim.wieght_decay", "1")], "did you mean weight_decay"),
+        ([("model.d_modell", "64")], "did you mean d_model"),
+        ([("trian.steps", "64")], "did you mean train"),
+        ([("model.name", "standrad")], "did you mean standard"),
+        ([("model.size", "huge")], "unknown size 'huge'"),
+        ([("optim.schedule", "cosin")], "did you mean cosine"),
+        ([("optim.name", "adam")], "did you mean adamw"),
+        ([("track.name", "tensorbord")], "did you mean tensorboard"),
+        ([("train.steps", "0")], "train.steps must be positive, not 0"),
+        ([("train.steps", "ten")], "train.steps must be a whole number, not 'ten'"),
+        ([("train.steps", "1.5")], "train.steps must be a whole number, not 1.5"),
+        ([("optim.lr", "nan")], "optim.lr must be a number, not 'nan'"),
+        ([("optim.lr", ".nan")], "optim.lr must be a finite number"),
+        ([("optim.lr", "yes")], "optim.lr must be a number, not True"),
+        ([("optim.beta2", "1")], "optim.beta2 must be in [0, 1)"),
+        ([("train.grad_accum", "3")], "not divisible by train.grad_accum 3"),
+        ([("train.seed", "-1")], "train.seed must not be negative"),
+        ([("train.seed", "3000000000")], "below 2^31"),
+        ([("model.d_model", "30"), ("model.num_heads", "4")], "not divisible by num_heads"),
+        ([("model.num_steps", "0")], "num_steps must be positive"),
+        ([("checkpoint.best", "maybe")], "checkpoint.best must be true or false"),
+        ([("steps", "4")], "names no section"),
+    ],
+)
+def test_mistakes_are_one_line(options: list[tuple[str, str]], said: str):
+    with pytest.raises(UserError) as caught:
+        load_config(None, parse_overrides(options))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("- 1\n", "top level must be sections"),
+        ("train: 5\n", "train must be a section"),
+        ("train: {steps: [1, 2]}\n", "train.steps must be a whole number"),
+        ("a: b: c\n", "is not YAML"),
+        ("x: !!python/object/apply:os.system ['true']\n", "is not YAML"),
+    ],
+)
+def test_bad_files_are_one_line(tmp_path: Path, content: str, said: str):
+    path = tmp_path / "run.yaml"
+    path.write_text(content)
+    with pytest.raises(UserError, match=said):
+        load_config(path)
+    with pytest.raises(UserError, match="no configuration"):
+        load_config(tmp_path / "absent.yaml")
+
+
+def test_a_budget_in_tokens_becomes_steps_and_a_later_budget_replaces_it():
+    tokens = {"model": {"context": 64}, "train": {"batch_size": 10, "tokens": 6401}}
+    config = make_config(tokens)
+    assert config.train.steps == 11
+    assert make_config(config.to_dict()) == config
+    assert make_config(config.to_dict(), {"train": {"steps": 7}}).train.steps == 7
+    assert make_config({"train": {"steps": 7}}, tokens).train.steps == 11
+
+
+def test_another_model_on_top_of_a_saved_configuration_is_that_model():
+    saved = make_config({"model": {"name": "standard", "d_model": 64}}).to_dict()
+    other = make_config(saved, {"model": {"name": "tong"}})
+    assert other.model.config.field == "hypernet"
+    assert other.model.config.d_model == 64
+    larger = make_config(saved, {"model": {"size": "medium"}})
+    assert (larger.model.config.d_model, larger.model.config.num_steps) == (64, 12)
+
+
+def test_every_field_is_documented():
+    from qkvflow.cli.options import documented_fields
+
+    for kind in SECTIONS.values():
+        found = documented_fields("training", kind.__name__)
+        assert [name for name, _, _ in found] == [each.name for each in dataclasses.fields(kind)]
+        assert all(text for _, _, text in found)
+
+
+def test_saved_yaml_is_plain():
+    assert yaml.safe_load(write_yaml(make_config()))["optim"]["lr"] == 1e-3
