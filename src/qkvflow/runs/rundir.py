@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,26 @@ def create(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Only one process works in a run directory; the lock dies with its process."""
+def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
+    """Only one process works in a run directory; the lock dies with its process.
+
+    Another one is waited for as long as `patience` says, in seconds.
+    """
     with writing(directory, resumable=False):
         handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is working in {directory}; let it finish") from None
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                raise UserError(
+                    f"another process is working in {directory}; let it finish"
+                ) from None
         yield
     finally:
         os.close(handle)
@@ -101,7 +113,7 @@ def _strict(value: Any) -> Any:
     return value
 
 
-class Lines:
+class MetricsWriter:
     """`metrics.jsonl`, open for appending."""
 
     def __init__(self, path: Path) -> None:
