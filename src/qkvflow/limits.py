@@ -38,10 +38,10 @@ def available_memory(cgroup: Path = _CGROUP) -> int | None:
     return min([*found, *([] if free is None else [free])], default=None)
 
 
-def _cpu_quota(cgroup: Path) -> tuple[float | None, float]:
+def _cpu_quota(cgroup: Path) -> tuple[int | None, int]:
     words = (_read(cgroup / "cpu.max") or "").split()
     if len(words) == 2:
-        return (None if words[0] == "max" else float(words[0])), float(words[1])
+        return (None if words[0] == "max" else int(words[0])), int(words[1])
     quota = _number(cgroup / "cpu" / "cpu.cfs_quota_us")
     period = _number(cgroup / "cpu" / "cpu.cfs_period_us")
     return (None if quota is None or quota <= 0 else quota), period or 0
