@@ -19,9 +19,11 @@ from qkvflow.errors import ResourceError, UserError
 from qkvflow.experiment.comparison import run_plan
 from qkvflow.experiment.display import LineDisplay, Row, SilentDisplay
 from qkvflow.experiment.executors import ExecutorOptions, Stopped, make_executor
+from qkvflow.experiment.resolve import describe, shapes, with_steps
 from qkvflow.experiment.units import Unit
 from qkvflow.records import collect, read_record
 from qkvflow.report import build_report
+from qkvflow.runs.corpus import load_data
 
 BOTH = ("standard", "time-indexed-mlp")
 
@@ -297,13 +299,24 @@ def test_failures_are_recorded_and_the_rest_goes_on(
         ZOO.pop("crashing", None)
 
 
+def write_plan(out: Path, plan: Any) -> None:
+    """A directory in which the comparison has begun."""
+    encoded = load_data(plan.base_config(plan.models[0]))
+    entries = shapes(plan, encoded.tokenizer.vocab_size)
+    if plan.budget.kind != "seconds":
+        entries = with_steps(plan, entries)
+    resolved = describe(plan, entries, encoded)
+    out.mkdir(exist_ok=True)
+    (out / "plan.yaml").write_text(yaml.safe_dump({**plan.to_dict(), "resolved": resolved}))
+
+
 def test_a_full_disk_is_no_result(tmp_path: Path, text: Path):
     """What is in the way and not in the request ends the command; with it gone, it goes on."""
     plan = small_plan(text, seeds=1)
     run = tmp_path / "out" / "runs" / "standard" / "seed-0"
     run.mkdir(parents=True)
     (run / "checkpoints").write_text("in the way")
-    (tmp_path / "out" / "plan.yaml").write_text(yaml.safe_dump({**plan.to_dict(), "command": None}))
+    write_plan(tmp_path / "out", plan)
     with pytest.raises(ResourceError, match="cannot write"):
         run_plan(plan, tmp_path / "out", executor=workers(1))
     assert not (run / "record.json").exists()
@@ -352,10 +365,9 @@ def test_seconds_are_turned_into_steps(tmp_path: Path, text: Path):
     """The speed was measured before: 250 ms a step."""
     out = tmp_path / "out"
     plan = small_plan(text, seeds=1, budget={"seconds": 3})
-    out.mkdir()
+    write_plan(out, plan)
     times = {"median": 250.0, "q1": 250.0, "q3": 250.0, "all": [250.0]}
     speed = {"models": {"standard": {"ms_per_step": times}}, "failed": {}}
-    (out / "plan.yaml").write_text(yaml.safe_dump({**plan.to_dict(), "command": None}))
     (out / "speed.json").write_text(json.dumps(speed))
     assert run_plan(plan, out, executor=workers(1)).finished == 1
     (record,) = collect(out).finished
