@@ -21,7 +21,7 @@ from qkvflow.distributed.table import TABLE, spec
 from qkvflow.errors import UserError
 from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import OPTIMISERS, make_config
-from qkvflow.schemes.grid import grid
+from qkvflow.schemes.parts.grid import grid
 from qkvflow.training import init_state
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule

@@ -17,13 +17,13 @@ from qkvflow.errors import UserError
 from qkvflow.fields import FrozenTime, Hypernet, PerLayer, Shared, stack_layers
 from qkvflow.fields.base import take
 from qkvflow.fields.basis import basis_functions, constant_coefficients
-from qkvflow.fields.gates import GATES, init_gate
+from qkvflow.fields.parts.gates import GATES, init_gate
 from qkvflow.fields.hypernet import Generator, is_generator
-from qkvflow.fields.precomputed import precompute
-from qkvflow.fields.time import TIME_FEATURES, hats, make_time_features
+from qkvflow.fields.wrappers.precomputed import precompute
+from qkvflow.fields.parts.time import TIME_FEATURES, hats, make_time_features
 from qkvflow.lm import build_config
 from qkvflow.lm.assembly import init_block
-from qkvflow.schemes.grid import grid
+from qkvflow.schemes.parts.grid import grid
 from qkvflow.zoo import ModelConfig
 
 DEPTHS = np.array([0.0, 0.1, 1 / 3, 0.37, 0.5, 2 / 3, 0.9, 1.0], np.float32)

@@ -35,8 +35,8 @@ from qkvflow.schemes import (
     make_scheme,
 )
 from qkvflow.schemes.base import ApplyFull, Solution
-from qkvflow.schemes.grid import grid, is_grid, stage_times
-from qkvflow.schemes.remat import group_length
+from qkvflow.schemes.parts.grid import grid, is_grid, stage_times
+from qkvflow.schemes.parts.remat import group_length
 
 ORDERS: dict[type[AbstractStepScheme], int] = {
     Sequential: 1,

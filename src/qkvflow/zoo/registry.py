@@ -3,9 +3,9 @@
     @MIXERS.register("my-mixer")
     def make_my_mixer(config, out_scale, key): ...
 
-A member that comes with the package is a file of its family's folder, called as the member is with _
-for -, and registers itself in the same way when it is first asked for. The names of all members are
-therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
+A member that comes with the package is a file of its family's folder, called as the member is with
+_ for -, and registers itself in the same way when it is first asked for. The names of all members
+are therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
 sub-folders are not members. Files of your own register theirs when they are loaded (`--plugin`, or
 the entry point group `qkvflow.plugins`).
 """
@@ -84,13 +84,15 @@ class Registry(Mapping[str, Any]):
         )
 
 
+MODELS = Registry("model")
+"""What a model changes of the defaults, as a dictionary; see `entries.register`."""
 FIELDS = Registry("field", "fields")
 """`make(make_block, config, key) -> AbstractField`, where `make_block(key)` gives a fresh block."""
 MIXERS = Registry("mixer", "blocks")
 """`make(config, out_scale, key) -> AbstractMixer`; weights that write to the residual stream are
 scaled by `out_scale`."""
 SCHEMES = Registry("scheme", "schemes")
-"""`make(options) -> AbstractScheme`."""
+"""`make(options: SchemeOptions) -> AbstractScheme`."""
 OPTIMISERS = Registry("optimiser", "training/optimisers")
 """`make(optim, schedule) -> optax.GradientTransformation`."""
 CORPORA = Registry("corpus", "data/corpora")
