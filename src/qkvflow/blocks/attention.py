@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import (
     AbstractAppendingMixer,
     Linear,
+    Mixes,
     Rows,
     dropout,
     init_linear,
@@ -92,7 +93,7 @@ def attend_to_past(q: Heads, past: KVCache, new: KVCache, start: int | Int[Array
 
 
 class Attention(AbstractAppendingMixer):
-    mixes: ClassVar = "tokens"
+    mixes: ClassVar[Mixes] = "tokens"
 
     qkv: Linear
     out: Linear

@@ -33,6 +33,9 @@ offset    added, with no neutral value of its own
 """
 
 
+Mixes = Literal["tokens", "channels"]
+
+
 def is_matrix(role: Role) -> bool:
     return role in ("in_proj", "out_proj", "matrix")
 
@@ -40,8 +43,10 @@ def is_matrix(role: Role) -> bool:
 class AbstractWeights(eqx.Module):
     """Arrays that are used together: the unit a field generates, gates or shares."""
 
-    roles: eqx.AbstractVar[dict[str, Role]]
-    """The role of every array by its name: a class variable or a property."""
+    @property
+    @abc.abstractmethod
+    def roles(self) -> dict[str, Role]:
+        """The role of every array by its name; a class variable will do."""
 
 
 def is_weights(x: Any) -> bool:
@@ -98,7 +103,7 @@ class Rows(eqx.Module):
 class AbstractMixer(eqx.Module):
     """A map from a normalised state to an increment, causal along the sequence."""
 
-    mixes: eqx.AbstractClassVar[Literal["tokens", "channels"]]
+    mixes: eqx.AbstractClassVar[Mixes]
     """Whether an increment depends on earlier tokens or on its own token alone."""
 
     @abc.abstractmethod

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, Linear, Rows, init_linear
+from qkvflow.blocks.base import AbstractMixer, Linear, Mixes, Rows, init_linear
 from qkvflow.zoo.config import ModelConfig
 from qkvflow.zoo.registry import MIXERS
 
@@ -20,7 +20,7 @@ def _gelu(x: Float[Array, "rows d_hidden"]) -> Float[Array, "rows d_hidden"]:
 
 
 class MLP(AbstractMixer):
-    mixes: ClassVar = "channels"
+    mixes: ClassVar[Mixes] = "channels"
 
     up: Linear
     down: Linear

@@ -17,7 +17,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Linear, Role, Rows, init_linear
+from qkvflow.blocks.base import (
+    AbstractMixer,
+    AbstractWeights,
+    Linear,
+    Mixes,
+    Role,
+    Rows,
+    init_linear,
+)
 from qkvflow.blocks.kernels.convolution import causal_conv
 from qkvflow.blocks.kernels.duality import chunked_flops_per_token, ssd_chunked, ssd_scan, ssd_step
 from qkvflow.blocks.kernels.norm import RMSNorm
@@ -48,7 +56,7 @@ class SelectiveState(eqx.Module):
 
 
 class SelectiveSSM(AbstractMixer):
-    mixes: ClassVar = "tokens"
+    mixes: ClassVar[Mixes] = "tokens"
 
     in_proj: Linear
     conv: Convolution

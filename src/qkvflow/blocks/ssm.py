@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Role, Rows
+from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Mixes, Role, Rows
 from qkvflow.blocks.kernels.recurrence import (
     chunked_flops_per_token,
     chunked_states,
@@ -43,7 +43,7 @@ class StateSpace(AbstractWeights):
 
 
 class SSM(AbstractMixer):
-    mixes: ClassVar = "tokens"
+    mixes: ClassVar[Mixes] = "tokens"
 
     space: StateSpace
 

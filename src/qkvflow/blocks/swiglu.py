@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, Linear, Rows, init_linear
+from qkvflow.blocks.base import AbstractMixer, Linear, Mixes, Rows, init_linear
 from qkvflow.zoo.config import ModelConfig
 from qkvflow.zoo.registry import MIXERS
 
 
 class SwiGLU(AbstractMixer):
-    mixes: ClassVar = "channels"
+    mixes: ClassVar[Mixes] = "channels"
 
     gate: Linear
     up: Linear

@@ -2,7 +2,7 @@
 
 The model is the flow of dx/dt = T f(x, t), where f is the sum of the increments of the block
 at depth t and T, the `horizon`, is how many whole increments the flow adds up to. A standard
-transformer of N layers adds N of them (T = N), the model of Tong et al. 2025 (SDML-KU/qkvflow) takes
+transformer of N layers adds N of them (T = N), that of Tong et al. 2025 (SDML-KU/qkvflow) takes
 their average (T = 1). The horizon belongs to the trained model, so the same weights can be run with
 more or fewer steps, or another scheme, and still follow the same flow: every scheme's step size is
 T / N.
