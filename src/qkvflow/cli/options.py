@@ -12,11 +12,11 @@ from typing import Any
 
 _SECTIONS = {
     "model": ("zoo", "ModelConfig"),
-    "data": ("training", "DataConfig"),
-    "train": ("training", "TrainConfig"),
-    "optim": ("training", "OptimConfig"),
-    "checkpoint": ("training", "CheckpointConfig"),
-    "track": ("training", "TrackConfig"),
+    "data": ("runs", "DataConfig"),
+    "train": ("runs", "TrainConfig"),
+    "optim": ("runs", "OptimConfig"),
+    "checkpoint": ("runs", "CheckpointConfig"),
+    "track": ("runs", "TrackConfig"),
 }
 
 SHORT = {

@@ -15,11 +15,11 @@ from qkvflow.distributed.mesh import MeshShape
 from qkvflow.errors import UserError
 from qkvflow.planning.accelerators import USABLE, UTILISATION, accelerator
 from qkvflow.planning.estimate import MAX_DEVICES, check_changes, on_accelerators
-from qkvflow.planning.program import Program, compile_step
+from qkvflow.planning.program import CompiledStep, compile_step
 from qkvflow.runs.config import RunConfig, make_config
 
 
-def plan(
+def estimate_run(
     config: RunConfig,
     *,
     vocab_size: int,
@@ -56,12 +56,12 @@ def plan(
     return json.loads(done.stdout)
 
 
-def make_plan(job: dict[str, Any]) -> dict[str, Any]:
+def make_estimate(job: dict[str, Any]) -> dict[str, Any]:
     """The plan, in a process that has the devices."""
     config, mesh = make_config(job["config"]), MeshShape(**job["mesh"])
     vocab_size, device = job["vocab_size"], job["device"]
 
-    def compile(config: RunConfig, mesh: MeshShape) -> Program:
+    def compile(config: RunConfig, mesh: MeshShape) -> CompiledStep:
         return compile_step(config, vocab_size=vocab_size, mesh=mesh)
 
     program = compile(config, mesh)

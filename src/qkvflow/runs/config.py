@@ -91,8 +91,11 @@ class TrainConfig:
         positive += ("log_every", "steps_per_dispatch", "max_skipped")
         _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
         parse_jitter(self.depth_jitter)
-        if self.only not in SELECTIONS:
-            raise unknown("train.trainable", self.only, SELECTIONS)
+        parse_depths(self.eval_depths)
+        if self.trainable not in TRAINABLE:
+            raise unknown("train.trainable", self.trainable, TRAINABLE)
+        if self.samples not in SAMPLES:
+            raise unknown("train.samples", self.samples, SAMPLES)
         if self.seed > 0x7FFFFFFF:
             raise UserError(f"train.seed must be below 2^31, not {self.seed}")
         if self.batch_size % self.grad_accum:
@@ -228,10 +231,16 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
 
 def _check_together(config: RunConfig) -> None:
     """Refuse sections that do not go together."""
-    make_objective(config.train, config.model.config.scheme)
-    if config.train.trainable == "adapters" and config.model.config.lora == "none":
+    train = config.train
+    drawn = train.depth_jitter != "none" or train.consistency
+    if config.model.config.scheme == "adaptive" and drawn:
+        raise UserError(
+            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
+            "its own steps; choose another --model.scheme"
+        )
+    if train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
-    if config.train.trainable != "all" and config.optim.name == "schedule-free":
+    if train.trainable != "all" and config.optim.name == "schedule-free":
         raise UserError("schedule-free trains all arrays; choose another optim.name")
 
 

@@ -3,9 +3,9 @@
     @MIXERS.register("my-mixer")
     def make_my_mixer(config, out_scale, key): ...
 
-A member that comes with the package is a file of its family's folder, called as the member is with
-_ for -, and registers itself in the same way when it is first asked for. The names of all members
-are therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
+A member that comes with the package is a file of its family's folder, named as the member is with _
+for -, and registers itself in the same way when it is first asked for. The names of all members are
+therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
 sub-folders are not members. Files of your own register theirs when they are loaded (`--plugin`, or
 the entry point group `qkvflow.plugins`).
 """
@@ -101,3 +101,6 @@ TRACKERS = Registry("tracker", "training/trackers")
 """`make(directory, config) -> Tracker`."""
 ANALYSES = Registry("analysis", "analysis")
 EXECUTORS = Registry("executor", "experiment/executors")
+COMPLETIONS = Registry("completion", "finetune/completions")
+"""`complete(directory, reporter)`: what is still to be written when a run that holds `.NAME.json`
+has ended, in whichever process that was."""
