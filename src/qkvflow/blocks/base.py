@@ -89,10 +89,10 @@ class Rows(eqx.Module):
     seq: int = eqx.field(static=True)
     start: int | Int[Array, ""] = 0
 
-    def unfold(self, x: Float[Array, "rows *rest"]) -> Float[Array, "batch seq *rest"]:
+    def unfold(self, x: Float[Array, " rows *rest"]) -> Float[Array, "batch seq *rest"]:
         return x.reshape(self.batch, self.seq, *x.shape[1:])
 
-    def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, "rows *rest"]:
+    def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, " rows *rest"]:
         return x.reshape(self.batch * self.seq, *x.shape[2:])
 
     @property

@@ -13,8 +13,8 @@ import jax
 from qkvflow.blocks.base import AbstractNorm, map_by_path
 from qkvflow.errors import UserError
 from qkvflow.fields.parts.gates import AbstractGate
-from qkvflow.fields.wrappers.lora import Adapter
 from qkvflow.fields.parts.time import AbstractTimeFeatures, TimeEmbedding
+from qkvflow.fields.wrappers.lora import Adapter
 from qkvflow.lm import LanguageModel
 
 KINDS: dict[str, tuple[type, ...]] = {
