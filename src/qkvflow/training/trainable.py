@@ -1,6 +1,6 @@
 """Which arrays of a model are trained: all, the adapters alone, or what says how depth enters.
 
-    adapters  the factors of low-rank adapters (`fields.lora`)
+    adapters  the factors of low-rank adapters (`fields.wrappers.lora`)
     gates     time features and embeddings, gates, and norms: how weights depend on t, and scales
 
 What an array is, is told by the nodes above it in the model, not by its name.
