@@ -13,7 +13,7 @@ import numpy as np
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, Basis, Hypernet, Lora, LowRank, PerLayer, Shared
 from qkvflow.fields.basis import constant_coefficients
-from qkvflow.fields.lora import name_of
+from qkvflow.fields.wrappers.lora import name_of
 from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.config import make_config

@@ -11,10 +11,9 @@ from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.runs.depths import parse_depths, parse_jitter
-from qkvflow.zoo import ModelConfig, configure, entry, modern
+from qkvflow.zoo import OPTIMISERS, ModelConfig, configure, entry, modern
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
-OPTIMISERS = ("adamw", "muon", "schedule-free", "lion", "sgd")
 TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 TRAINABLE = ("all", "adapters", "gates")
 SAMPLES = ("evaluations", "last", "none")
@@ -137,8 +136,7 @@ class OptimConfig:
             positive=("lr", "eps"),
             at_least_zero=("weight_decay", "max_grad_norm", "warmup", "min_lr_ratio"),
         )
-        if self.name not in OPTIMISERS:
-            raise unknown("optimiser", self.name, OPTIMISERS)
+        OPTIMISERS.check(self.name)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
         for name in ("beta1", "beta2", "decay_fraction"):

@@ -6,15 +6,14 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
+from qkvflow.zoo.registry import FIELDS, MIXERS, SCHEMES
 
 BASES = ("cosine", "chebyshev", "bspline")
-GATES = ("documents", "published", "input", "output", "both", "low-rank", "full")
+GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 COMPOSITIONS = ("sequential", "parallel")
 REMATS = ("none", "block", "everything")
-SCHEMES = ("residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive")
-MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +68,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Added to the variance in norms."""
     final_norm: str = "plain"
-    """plain, or time: generated from t as the documents' time-dependent LayerNorm."""
+    """plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow)."""
     bias: bool = True
     """Biases in linear layers and shifts in LayerNorm."""
     attention_bias: bool | None = None
@@ -108,10 +107,11 @@ class ModelConfig:
     """Sines (and as many cosines) in the sinusoidal features."""
     d_time: int = 64
     """Width of time embeddings."""
-    gate: str = "documents"
-    """Where gates sit: documents, input, output, both, low-rank or full."""
+    gate: str = "time-indexed"
+    """Where gates sit: time-indexed (as in zaphrode/qkvflow), input, output, both, low-rank or
+    full."""
     gate_activation: str = "sigmoid"
-    """sigmoid (as in the documents) or centred (starts at 1)."""
+    """sigmoid (as in zaphrode/qkvflow) or centred (starts at 1)."""
     gate_rank: int = 4
     """Rank of low-rank gates."""
     rank: int = 8
@@ -136,14 +136,15 @@ class ModelConfig:
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         _choose("composition", self.composition, COMPOSITIONS)
-        _choose("scheme", self.scheme, SCHEMES)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
         _choose("gate", self.gate, GATES)
         _choose("gate activation", self.gate_activation, GATE_ACTIVATIONS)
         _choose("basis", self.basis, BASES)
+        FIELDS.check(self.field)
+        SCHEMES.check(self.scheme)
         for name in self.mixers:
-            _choose("mixer", name, MIXER_NAMES)
+            MIXERS.check(name)
         if self.lora != "none":
             parse_adapters(self.lora)
         for name in _POSITIVE:
@@ -272,6 +273,8 @@ def modern(values: dict[str, Any]) -> dict[str, Any]:
     values = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     if isinstance(old := values.get("remat"), bool):
         values["remat"] = "block" if old else "none"
+    if values.get("gate") == "documents":
+        values["gate"] = "time-indexed"
     return values
 
 
