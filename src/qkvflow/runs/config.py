@@ -11,11 +11,10 @@ from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.runs.depths import parse_depths, parse_jitter
-from qkvflow.zoo import ModelConfig, configure, entry, modern
+from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
+from qkvflow.zoo.options import option
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
-OPTIMISERS = ("adamw", "muon", "schedule-free", "lion", "sgd")
-TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 TRAINABLE = ("all", "adapters", "gates")
 SAMPLES = ("evaluations", "last", "none")
 FINISHED = ("all", "best", "none")
@@ -32,14 +31,14 @@ class ModelChoice:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    spec: str = "stdlib"
-    """The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."""
-    dir: str | None = None
-    """A local copy of a Hugging Face dataset."""
-    tokenizer: str = "byte"
-    """byte, char, bpe:N, or the path of a tokenizer.json."""
-    seed: int = 0
-    """Seed of synthetic sources whose specification gives none (not of the batches)."""
+    spec: str = option(
+        "stdlib", "The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."
+    )
+    dir: str | None = option(None, "A local copy of a Hugging Face dataset.")
+    tokenizer: str = option("byte", "byte, char, bpe:N, or the path of a tokenizer.json.")
+    seed: int = option(
+        0, "Seed of synthetic sources whose specification gives none (not of the batches)."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "data", positive=(), at_least_zero=("seed",))
@@ -47,52 +46,76 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: int = 1000
-    """Optimiser steps."""
-    tokens: int | None = None
-    """A budget in training tokens instead: steps are then tokens / (batch_size x context), up."""
-    batch_size: int = 16
-    """Windows of one optimiser step, all accumulation steps together."""
-    grad_accum: int = 1
-    """Parts a batch is computed in, one after another: less memory, the same gradient."""
-    seed: int = 0
-    """Initial weights, batches and dropout. The same seed: the same batches for every model."""
-    eval_every: int = 250
-    """Steps between evaluations on the validation split (and always after the last)."""
-    eval_tokens: int | None = 65536
-    """Validation tokens of an evaluation during training, in windows spread evenly; none: all.
-    The losses in the final record are always of whole splits."""
-    log_every: int = 10
-    """Steps between lines of training loss (the mean since the line before)."""
-    target_loss: float | None = None
-    """Stop at the first evaluation whose validation loss (nats per token) is at most this."""
-    steps_per_dispatch: int | None = None
-    """Steps run as one program call; none: as many as take about half a second. No effect on
-    results."""
-    max_skipped: int = 10
-    """Updates in a row that may be skipped for a non-finite loss or gradient before stopping."""
-    depth_jitter: str = "none"
-    """A random depth grid for every step: offset (a first step of random length, as in Tong et
-    al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: offset+4-8."""
-    trainable: str = "all"
-    """Which arrays are trained: all, adapters, or gates (time features, gates and norms)."""
-    start: str | None = None
-    """Set by `finetune`: the sha256 of the weights the run began from; none: fresh ones."""
-    consistency: float = 0.0
-    """Weight of the penalty on the distance between predictions at N and at 2N depth steps."""
-    samples: str = "evaluations"
-    """Generated text in samples.txt: at evaluations, last (of the selected weights) or none."""
-    eval_depths: str = "none"
-    """Other depths the finished model is evaluated at, for the record: multiples of its number of
-    steps such as 0.5,2, and adaptive."""
+    steps: int = option(1000, "Optimiser steps.")
+    tokens: int | None = option(
+        None,
+        "A budget in training tokens instead: steps are then tokens / (batch_size x context), up.",
+    )
+    batch_size: int = option(16, "Windows of one optimiser step, all accumulation steps together.")
+    grad_accum: int = option(
+        1, "Parts a batch is computed in, one after another: less memory, the same gradient."
+    )
+    seed: int = option(
+        0, "Initial weights, batches and dropout. The same seed: the same batches for every model."
+    )
+    eval_every: int = option(
+        250, "Steps between evaluations on the validation split (and always after the last)."
+    )
+    eval_tokens: int | None = option(
+        65536,
+        "Validation tokens of an evaluation during training, in windows spread evenly; none: "
+        "all. The losses in the final record are always of whole splits.",
+    )
+    log_every: int = option(
+        10, "Steps between lines of training loss (the mean since the line before)."
+    )
+    target_loss: float | None = option(
+        None, "Stop at the first evaluation whose validation loss (nats per token) is at most this."
+    )
+    steps_per_dispatch: int | None = option(
+        None,
+        "Steps run as one program call; none: as many as take about half a second. No effect on "
+        "results.",
+    )
+    max_skipped: int = option(
+        10,
+        "Updates in a row that may be skipped for a non-finite loss or gradient before stopping.",
+    )
+    depth_jitter: str = option(
+        "none",
+        "A random depth grid for every step: offset (a first step of random length, as in Tong "
+        "et al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: "
+        "offset+4-8.",
+    )
+    trainable: str = option(
+        "all", "Which arrays are trained: all, adapters, or gates (time features, gates and norms)."
+    )
+    start: str | None = option(
+        None, "Set by `finetune`: the sha256 of the weights the run began from; none: fresh ones."
+    )
+    consistency: float = option(
+        0.0, "Weight of the penalty on the distance between predictions at N and at 2N depth steps."
+    )
+    samples: str = option(
+        "evaluations",
+        "Generated text in samples.txt: at evaluations, last (of the selected weights) or none.",
+    )
+    eval_depths: str = option(
+        "none",
+        "Other depths the finished model is evaluated at, for the record: multiples of its "
+        "number of steps such as 0.5,2, and adaptive.",
+    )
 
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
         positive += ("log_every", "steps_per_dispatch", "max_skipped")
         _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
         parse_jitter(self.depth_jitter)
-        if self.only not in SELECTIONS:
-            raise unknown("train.trainable", self.only, SELECTIONS)
+        parse_depths(self.eval_depths)
+        if self.trainable not in TRAINABLE:
+            raise unknown("train.trainable", self.trainable, TRAINABLE)
+        if self.samples not in SAMPLES:
+            raise unknown("train.samples", self.samples, SAMPLES)
         if self.seed > 0x7FFFFFFF:
             raise UserError(f"train.seed must be below 2^31, not {self.seed}")
         if self.batch_size % self.grad_accum:
@@ -104,28 +127,30 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    name: str = "adamw"
-    """adamw, muon (on the blocks' matrices, AdamW on the rest), schedule-free, lion or sgd."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    beta1: float = 0.9
-    """Decay of the gradient's mean (momentum, for sgd and muon)."""
-    beta2: float = 0.99
-    """Decay of the gradient's square."""
-    eps: float = 1e-8
-    """Added to the root of the gradient's square."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay, on matrices only: not on biases, norms or vectors."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this global norm; 0 for no clipping."""
-    schedule: str = "cosine"
-    """After the warm-up: cosine, linear, constant, or wsd (constant, then linear to the end)."""
-    warmup: int = 100
-    """Steps of linear warm-up."""
-    min_lr_ratio: float = 0.1
-    """Last learning rate over the peak, for cosine, linear and wsd."""
-    decay_fraction: float = 0.2
-    """Last fraction of the steps, in which wsd decays."""
+    name: str = option(
+        "adamw",
+        "The optimiser (muon: on the blocks' matrices, AdamW on the rest)",
+        registry.OPTIMISERS,
+    )
+    lr: float = option(1e-3, "Peak learning rate.")
+    beta1: float = option(0.9, "Decay of the gradient's mean (momentum, for sgd and muon).")
+    beta2: float = option(0.99, "Decay of the gradient's square.")
+    eps: float = option(1e-8, "Added to the root of the gradient's square.")
+    weight_decay: float = option(
+        0.1, "Decoupled weight decay, on matrices only: not on biases, norms or vectors."
+    )
+    max_grad_norm: float = option(
+        1.0, "Gradients are clipped to this global norm; 0 for no clipping."
+    )
+    schedule: str = option(
+        "cosine",
+        "After the warm-up: cosine, linear, constant, or wsd (constant, then linear to the end).",
+    )
+    warmup: int = option(100, "Steps of linear warm-up.")
+    min_lr_ratio: float = option(
+        0.1, "Last learning rate over the peak, for cosine, linear and wsd."
+    )
+    decay_fraction: float = option(0.2, "Last fraction of the steps, in which wsd decays.")
 
     def __post_init__(self) -> None:
         _check(
@@ -134,8 +159,7 @@ class OptimConfig:
             positive=("lr", "eps"),
             at_least_zero=("weight_decay", "max_grad_norm", "warmup", "min_lr_ratio"),
         )
-        if self.name not in OPTIMISERS:
-            raise unknown("optimiser", self.name, OPTIMISERS)
+        registry.OPTIMISERS.check(self.name)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
         for name in ("beta1", "beta2", "decay_fraction"):
@@ -145,14 +169,14 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = 500
-    """Steps between checkpoints (and always after the last)."""
-    keep: int = 2
-    """Latest checkpoints kept."""
-    best: bool = True
-    """Keep the checkpoint of the best validation loss too, and report its losses."""
-    finished: str = "all"
-    """What a finished run keeps of them: all, best (the selected one alone) or none."""
+    every: int = option(500, "Steps between checkpoints (and always after the last).")
+    keep: int = option(2, "Latest checkpoints kept.")
+    best: bool = option(
+        True, "Keep the checkpoint of the best validation loss too, and report its losses."
+    )
+    finished: str = option(
+        "all", "What a finished run keeps of them: all, best (the selected one alone) or none."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "checkpoint", positive=("every", "keep"), at_least_zero=())
@@ -162,19 +186,16 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackConfig:
-    name: str = "none"
-    """none, tensorboard, wandb or trackio: where else metrics go, besides metrics.jsonl."""
-    project: str = "qkvflow"
-    """Project of wandb and trackio."""
-    label: str | None = None
-    """How records call this run; none: the model's name."""
-    group: str | None = None
-    """What runs belong together under, in wandb; a comparison sets it."""
+    name: str = option("none", "Where else metrics go, besides metrics.jsonl", registry.TRACKERS)
+    project: str = option("qkvflow", "Project of wandb and trackio.")
+    label: str | None = option(None, "How records call this run; none: the model's name.")
+    group: str | None = option(
+        None, "What runs belong together under, in wandb; a comparison sets it."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "track", positive=(), at_least_zero=())
-        if self.name not in TRACKERS:
-            raise unknown("tracker", self.name, TRACKERS)
+        registry.TRACKERS.check(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +249,12 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
 
 def _check_together(config: RunConfig) -> None:
     """Refuse sections that do not go together."""
-    make_objective(config.train, config.model.config.scheme)
+    varies = config.train.depth_jitter != "none" or config.train.consistency > 0
+    if varies and config.model.config.scheme == "adaptive":
+        raise UserError(
+            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
+            "its own steps; choose another --model.scheme"
+        )
     if config.train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
     if config.train.trainable != "all" and config.optim.name == "schedule-free":
