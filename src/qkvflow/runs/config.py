@@ -13,6 +13,14 @@ from qkvflow.errors import UserError, unknown
 from qkvflow.runs.depths import parse_depths, parse_jitter
 from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
 from qkvflow.zoo.options import option
+from qkvflow.zoo.plugins import (
+    Plugin,
+    check_plugins,
+    missing_plugins,
+    naming_missing,
+    plugins_of,
+    read_plugins,
+)
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
 TRAINABLE = ("all", "adapters", "gates")
@@ -208,6 +216,8 @@ class RunConfig:
     optim: OptimConfig
     checkpoint: CheckpointConfig
     track: TrackConfig
+    plugins: tuple[Plugin, ...] = ()
+    """Those with a member that the run names."""
 
     @property
     def context(self) -> int:
@@ -217,11 +227,12 @@ class RunConfig:
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.context
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; `make_config` of them is this configuration again."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         model = {"name": self.model.name, "size": self.model.size, **self.model.config.to_dict()}
-        return {"model": model, **sections}
+        plugins = [each.to_dict() for each in self.plugins]
+        return {"model": model, **sections, **({"plugins": plugins} if plugins else {})}
 
 
 SECTIONS: dict[str, type] = {
@@ -238,13 +249,32 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
 
     `make_config({"model": {"name": "tong", "d_model": 64}}, {"train": {"steps": 100}})`
     """
+    recorded = tuple(each for layer in layers for each in read_plugins(layer.get("plugins", [])))
+    check_plugins(recorded)
+    with naming_missing(recorded):
+        config = _make_config(layers)
+        if missing_plugins(recorded):
+            _check_data_names(config.data)
+    _check_together(config)
+    plugins = plugins_of(config.to_dict(), recorded)
+    return _with_budget(dataclasses.replace(config, plugins=plugins))
+
+
+def _make_config(layers: tuple[dict[str, Any], ...]) -> RunConfig:
     merged: dict[str, dict[str, Any]] = {name: {} for name in ("model", *SECTIONS)}
     for layer in layers:
-        _merge(merged, layer)
+        _merge(merged, {name: values for name, values in layer.items() if name != "plugins"})
     sections = {name: _section(name, kind, merged[name]) for name, kind in SECTIONS.items()}
-    config = RunConfig(model=_model(merged["model"]), **sections)
-    _check_together(config)
-    return _with_budget(config)
+    return RunConfig(model=_model(merged["model"]), **sections)
+
+
+def _check_data_names(data: DataConfig) -> None:
+    """Refuse a corpus and a tokenizer that are not known, before their files are looked for."""
+    from qkvflow.data.corpora import find_kind
+    from qkvflow.data.tokenizers import check_tokenizer
+
+    find_kind(data.spec)
+    check_tokenizer(data.tokenizer)
 
 
 def _check_together(config: RunConfig) -> None:

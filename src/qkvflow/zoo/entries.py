@@ -74,6 +74,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 
 def names() -> list[str]:
     """The names `build` takes, without the published ones."""
+    _load_installed()
     return list(ZOO)
 
 
@@ -82,10 +83,18 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
     if name in PUBLISHED:
         return dict(PUBLISHED[name][0])
     if name not in ZOO:
+        _load_installed()
+    if name not in ZOO:
         raise unknown("model", name, [*ZOO, *PUBLISHED])
     if size not in SIZES:
         raise unknown("size", size, SIZES)
     return {**SIZES[size], **ZOO[name]}
+
+
+def _load_installed() -> None:
+    from qkvflow.zoo.plugins import load_installed
+
+    load_installed()
 
 
 def register(name: str, **changes: Any) -> None:
