@@ -25,18 +25,17 @@ ROWS = (
     ("parallel",),
     ("data",),
     ("interop",),
-    ("zoo",),
     ("lm",),
     ("fields",),
     ("schemes",),
     ("blocks",),
-    ("allocator", "paths", "threads"),
+    ("allocator", "paths", "threads", "zoo"),
     ("errors",),
 )
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}
 
 # Rooms that a room must not know although they stand below it.
-MODELS = frozenset({"interop", "zoo", "lm", "fields", "schemes", "blocks"})
+MODELS = frozenset({"interop", "lm", "fields", "schemes", "blocks"})
 UNKNOWN_TO: Mapping[str, frozenset[str]] = {
     "report": MODELS,
     "data": MODELS,

@@ -16,9 +16,17 @@ class ResourceError(UserError):
     command goes on when it is gone."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+class UnknownName(UserError):
+    """A name that is not in a set of names; `what` says which, without the hint."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        UserError.__init__(self, f"{what}; {hint}")
+        self.what = what
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
     """The error for a name that is not in a set of names: it offers the nearest ones."""
     known = sorted(known)
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"known: {', '.join(known)}"
-    return UserError(f"unknown {kind} '{name}'; {hint}")
+    return UnknownName(f"unknown {kind} '{name}'", hint)

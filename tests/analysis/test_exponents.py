@@ -9,7 +9,7 @@ from scipy.linalg import expm
 from tiny_models import random_tokens, tiny
 
 from qkvflow.analysis import depth_flow, exponents, kaplan_yorke, lyapunov
-from qkvflow.analysis.flow import embedded
+from qkvflow.analysis.parts.flow import embedded
 from qkvflow.lm import LanguageModel
 
 KEY = jax.random.key(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qkvflow.data import Corpus, Split, encode_corpus, get_tokenizer, load_corpus, require_context
-from qkvflow.data.corpora.division import divide_files
+from qkvflow.data.corpora.parts.division import divide_files
 from qkvflow.errors import UserError
 
 

@@ -13,7 +13,7 @@ from qkvflow.data.corpora.markov import (
     stationary,
     transition_table,
 )
-from qkvflow.data.corpora.symbols import LARGEST, symbols
+from qkvflow.data.corpora.parts.symbols import LARGEST, symbols
 from qkvflow.errors import UserError
 
 

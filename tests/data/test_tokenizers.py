@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qkvflow.data import Corpus, encode_corpus, get_tokenizer, load_corpus, load_tokenizer
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers import TOKENIZERS, ByteTokenizer, CharTokenizer, Tokenizer
-from qkvflow.data.tokenizers.subword import SubwordTokenizer
+from qkvflow.data.tokenizers.bpe import SubwordTokenizer
 from qkvflow.errors import UserError
 
 TEXT = "the naïve cat sat. On 🙂 €5\n"
@@ -23,7 +23,8 @@ def tokenizer(request: pytest.FixtureRequest, tiny: Corpus) -> Tokenizer:
 
 
 def test_every_member_is_tested():
-    assert set(TOKENIZERS) == {ByteTokenizer, CharTokenizer, SubwordTokenizer}
+    members = {"byte": ByteTokenizer, "char": CharTokenizer, "bpe": SubwordTokenizer}
+    assert dict(TOKENIZERS) == members
 
 
 def test_decode_inverts_encode(tokenizer: Tokenizer):

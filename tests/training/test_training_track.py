@@ -8,7 +8,7 @@ import pytest
 
 from qkvflow.errors import UserError
 from qkvflow.runs.config import RunConfig
-from qkvflow.training.track import make_tracker
+from qkvflow.training.trackers import TRACKERS, make_tracker
 
 LINES = [
     {"kind": "train", "step": 1, "loss": 3.0, "lr": 0.1, "grad_norm": None, "tokens": 8},
@@ -18,6 +18,16 @@ LINES = [
 
 def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
+
+
+def test_the_trackers_and_a_misspelt_one(tiny: Callable[..., RunConfig], tmp_path: Path):
+    assert set(TRACKERS) == {"none", "tensorboard", "trackio", "wandb"}
+    with pytest.raises(UserError, match="unknown tracker 'tensorbord'; did you mean tensorboard"):
+        tiny(track={"name": "tensorbord"})
+    tracker = make_tracker(tmp_path, tiny())
+    tracker.log(LINES[0])
+    tracker.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -36,14 +36,19 @@ class AbstractResult(abc.ABC):
         """The answer in whole sentences."""
 
 
-@dataclass(frozen=True)
-class Analysis:
-    """One member of the family."""
+class Analysis(abc.ABC):
+    """One question, registered by its name in `ANALYSES`."""
 
-    name: str
-    run: Callable[[Subject], AbstractResult]
-    lacks: Callable[[LanguageModel], str | None] = lambda model: None
-    """Why a model cannot be asked this, if it cannot."""
+    order: ClassVar[int] = 100
+    """When it is told: lower numbers first, equal ones by name."""
+
+    @abc.abstractmethod
+    def run(self, subject: Subject) -> AbstractResult:
+        """Ask it."""
+
+    @abc.abstractmethod
+    def lacks(self, model: LanguageModel) -> str | None:
+        """Why a model cannot be asked this, or None if it can."""
 
 
 def depths_of(model: LanguageModel, dense: int = DENSE) -> Float[np.ndarray, " depth"]:

@@ -13,7 +13,7 @@ forgotten. Two token-level quantities stand beside them:
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -21,10 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from qkvflow.analysis.base import AbstractResult
-from qkvflow.analysis.exponents import Exponents, exponents, kaplan_yorke
-from qkvflow.analysis.flow import DepthFlow, depth_flow, embedded, in_steps
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject
+from qkvflow.analysis.parts.exponents import Exponents, exponents, kaplan_yorke
+from qkvflow.analysis.parts.flow import DepthFlow, depth_flow, embedded, in_steps
 from qkvflow.lm import LanguageModel
+from qkvflow.zoo.registry import ANALYSES
 
 PASSES = 10
 CHUNK = 32
@@ -147,3 +148,14 @@ def _own_exponents(flow: DepthFlow, x0: Array, key: Array) -> Float[Array, " seq
     v = jax.random.normal(key, x0.shape)
     v = v / jnp.linalg.norm(v, axis=-1, keepdims=True)
     return jax.lax.fori_loop(0, PASSES, sweep, (v, jnp.zeros(x0.shape[0])))[1]
+
+
+@ANALYSES.register("lyapunov")
+class LyapunovAnalysis(Analysis):
+    order: ClassVar[int] = 20
+
+    def run(self, subject: Subject) -> AbstractResult:
+        return lyapunov(subject.model, subject.tokens, subject.num_exponents)
+
+    def lacks(self, model: LanguageModel) -> str | None:
+        return None

@@ -6,14 +6,16 @@ rank* exp(entropy of the singular values, normalised to sum to 1) (Roy and Vette
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Complex, Float
 
-from qkvflow.analysis.base import AbstractResult, depths_of, own_depths
-from qkvflow.analysis.circuits import Circuit, circuits_of
-from qkvflow.analysis.trend import Trend, trend
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of, own_depths
+from qkvflow.analysis.parts.circuits import Circuit, circuits_of
+from qkvflow.analysis.parts.trend import Trend, trend
 from qkvflow.lm import LanguageModel
+from qkvflow.zoo.registry import ANALYSES
 
 PerHead = Float[np.ndarray, "depth heads"]
 
@@ -97,3 +99,14 @@ def effective_rank(singular: Float[np.ndarray, "*batch values"]) -> Float[np.nda
     share = np.divide(singular, total, out=np.zeros_like(singular), where=total > 0)
     logs = np.log(share, out=np.zeros_like(share), where=share > 0)
     return np.exp(-(share * logs).sum(-1))
+
+
+@ANALYSES.register("spectra")
+class SpectraAnalysis(Analysis):
+    order: ClassVar[int] = 10
+
+    def run(self, subject: Subject) -> AbstractResult:
+        return spectra(subject.model)
+
+    def lacks(self, model: LanguageModel) -> str | None:
+        return None

@@ -10,7 +10,7 @@ there is one per head and token, and what is told is the median over the tokens 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,14 +18,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from qkvflow.analysis.base import AbstractResult, depths_of
-from qkvflow.analysis.flow import in_steps
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of
+from qkvflow.analysis.parts.flow import in_steps
 from qkvflow.blocks import SSM, SelectiveSSM
 from qkvflow.blocks.base import Branch, Rows
 from qkvflow.lm import LanguageModel
 from qkvflow.lm.accounting import block_at_end
 from qkvflow.schemes import AbstractStepScheme, stage_times
 from qkvflow.schemes.base import ApplyFull, Hidden
+from qkvflow.zoo.registry import ANALYSES
 
 
 @dataclass(frozen=True)
@@ -140,3 +141,14 @@ def _selective(model: LanguageModel, tokens: Array) -> dict[int, Any]:
         if isinstance(branch.mixer, SelectiveSSM)
     ]
     return {index: solution.aux[place] for place, index in enumerate(selective)}
+
+
+@ANALYSES.register("state-space")
+class StateSpaceAnalysis(Analysis):
+    order: ClassVar[int] = 50
+
+    def run(self, subject: Subject) -> AbstractResult:
+        return state_space(subject.model, subject.tokens)
+
+    def lacks(self, model: LanguageModel) -> str | None:
+        return lacks_state_space(model)

@@ -11,6 +11,7 @@ local_error  one step against two half steps from the same state, |Phi_h - Phi_h
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from qkvflow.analysis.base import AbstractResult
-from qkvflow.analysis.flow import depth_flow, in_steps
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject
+from qkvflow.analysis.parts.flow import depth_flow, in_steps
 from qkvflow.lm import LanguageModel
+from qkvflow.zoo.registry import ANALYSES
 
 TOP = 5
 
@@ -150,3 +152,14 @@ def lens_of(logits: Float[np.ndarray, "depth seq vocab"]) -> Lens:
         (p[-1] * (logs[-1] - logs)).sum(-1),
         (top[..., 0] == top[-1, :, 0]).mean(-1),
     )
+
+
+@ANALYSES.register("trajectory")
+class TrajectoryAnalysis(Analysis):
+    order: ClassVar[int] = 30
+
+    def run(self, subject: Subject) -> AbstractResult:
+        return trajectory(subject.model, subject.tokens)
+
+    def lacks(self, model: LanguageModel) -> str | None:
+        return None

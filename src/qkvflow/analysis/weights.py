@@ -15,16 +15,17 @@ too few depths.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from qkvflow.analysis.base import AbstractResult, depths_of
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of
 from qkvflow.fields import Gated
 from qkvflow.fields.gated import Gates
 from qkvflow.lm import LanguageModel
+from qkvflow.zoo.registry import ANALYSES
 
 SHOWN = 64
 """Entries of an array that are kept for its heat map, spread evenly over it."""
@@ -148,3 +149,14 @@ def _dotted(path: Any) -> str:
     """`branches.0.mixer.qkv.weight` as `0.qkv.weight`: a name that fits beside a figure."""
     name = jax.tree_util.keystr(path, simple=True, separator=".")
     return name.replace("branches.", "").replace("mixer.", "")
+
+
+@ANALYSES.register("weights")
+class WeightsAnalysis(Analysis):
+    order: ClassVar[int] = 40
+
+    def run(self, subject: Subject) -> AbstractResult:
+        return weights_over_depth(subject.model)
+
+    def lacks(self, model: LanguageModel) -> str | None:
+        return None

@@ -91,7 +91,31 @@ def _run_verb(verb: str, argv: list[str]) -> int:
     module = importlib.import_module(f"qkvflow.cli.{verb.replace('-', '_')}")
     parser = Parser(prog=f"qkvflow {verb}", description=VERBS[verb], allow_abbrev=False)
     module.configure(parser)
-    return module.run(parser.parse_args([_underscored(each) for each in argv])) or 0
+    _add_plugin_options(parser)
+    args = parser.parse_args([_underscored(each) for each in argv])
+    # After parsing, so that `--help` runs none of them.
+    from qkvflow.zoo.plugins import allow_changed_plugins, load_installed, load_plugins
+
+    allow_changed_plugins(args.allow_changed_plugin)
+    load_installed()
+    load_plugins(args.plugin or [])
+    return module.run(args) or 0
+
+
+def _add_plugin_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("plugins")
+    if not any("--plugin" in action.option_strings for action in parser._actions):
+        group.add_argument(
+            "--plugin",
+            action="append",
+            metavar="FILE.py",
+            help="a file that registers members of your own; may be given several times",
+        )
+    group.add_argument(
+        "--allow-changed-plugin",
+        action="store_true",
+        help="read what was made with another version of a plugin",
+    )
 
 
 def _underscored(word: str) -> str:

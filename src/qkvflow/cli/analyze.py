@@ -6,6 +6,7 @@ from typing import Any
 
 from qkvflow.cli.evaluation import checkpoint_step
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import ANALYSES
 
 SAMPLE = 48
 """Tokens of the model's own text, where none is given."""
@@ -16,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only",
         metavar="NAME,...",
-        help="spectra, lyapunov, trajectory, weights, state-space (default: all that apply)",
+        help=f"{', '.join(ANALYSES)} (default: all that apply)",
     )
     parser.add_argument(
         "--text", metavar="TEXT", help="the text to follow (default: a sample of the model's own)"
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(summary.read_text("utf-8"), end="")
         return 0
-    arrays = ", ".join(f"{each.name}.npz" for each in analyses)
+    arrays = ", ".join(f"{name}.npz" for name in analyses)
     print(f"wrote {paths.html}; beside it {arrays} and {summary.name}", end="")
     if paths.figures is None:
         print("; PNG and PDF figures need matplotlib: pip install 'qkvflow[figures]'")

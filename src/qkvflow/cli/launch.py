@@ -37,5 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if command[0] not in _VERBS:
         raise unknown("verb to launch", command[0], _VERBS)
     from qkvflow.distributed.launch import launch
+    from qkvflow.zoo.plugins import plugin_options
 
+    command = [command[0], *plugin_options(), *command[1:]]
     return launch(command, args.n, devices=args.devices)

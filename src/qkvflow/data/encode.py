@@ -20,8 +20,8 @@ from qkvflow.data.cache import building, is_complete
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import Chunk, Split
 from qkvflow.data.tokenizers.base import Tokenizer
+from qkvflow.data.tokenizers.bpe import SubwordTokenizer
 from qkvflow.data.tokenizers.char import decoding
-from qkvflow.data.tokenizers.subword import SubwordTokenizer
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
 

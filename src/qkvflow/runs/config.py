@@ -11,10 +11,18 @@ from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.runs.depths import parse_depths, parse_jitter
-from qkvflow.zoo import OPTIMISERS, ModelConfig, configure, entry, modern
+from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
+from qkvflow.zoo.options import option
+from qkvflow.zoo.plugins import (
+    Plugin,
+    check_plugins,
+    missing_plugins,
+    naming_missing,
+    plugins_of,
+    read_plugins,
+)
 
 SCHEDULES = ("cosine", "linear", "constant", "wsd")
-TRACKERS = ("none", "tensorboard", "wandb", "trackio")
 TRAINABLE = ("all", "adapters", "gates")
 SAMPLES = ("evaluations", "last", "none")
 FINISHED = ("all", "best", "none")
@@ -31,14 +39,14 @@ class ModelChoice:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    spec: str = "stdlib"
-    """The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."""
-    dir: str | None = None
-    """A local copy of a Hugging Face dataset."""
-    tokenizer: str = "byte"
-    """byte, char, bpe:N, or the path of a tokenizer.json."""
-    seed: int = 0
-    """Seed of synthetic sources whose specification gives none (not of the batches)."""
+    spec: str = option(
+        "stdlib", "The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."
+    )
+    dir: str | None = option(None, "A local copy of a Hugging Face dataset.")
+    tokenizer: str = option("byte", "byte, char, bpe:N, or the path of a tokenizer.json.")
+    seed: int = option(
+        0, "Seed of synthetic sources whose specification gives none (not of the batches)."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "data", positive=(), at_least_zero=("seed",))
@@ -46,44 +54,65 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    steps: int = 1000
-    """Optimiser steps."""
-    tokens: int | None = None
-    """A budget in training tokens instead: steps are then tokens / (batch_size x context), up."""
-    batch_size: int = 16
-    """Windows of one optimiser step, all accumulation steps together."""
-    grad_accum: int = 1
-    """Parts a batch is computed in, one after another: less memory, the same gradient."""
-    seed: int = 0
-    """Initial weights, batches and dropout. The same seed: the same batches for every model."""
-    eval_every: int = 250
-    """Steps between evaluations on the validation split (and always after the last)."""
-    eval_tokens: int | None = 65536
-    """Validation tokens of an evaluation during training, in windows spread evenly; none: all.
-    The losses in the final record are always of whole splits."""
-    log_every: int = 10
-    """Steps between lines of training loss (the mean since the line before)."""
-    target_loss: float | None = None
-    """Stop at the first evaluation whose validation loss (nats per token) is at most this."""
-    steps_per_dispatch: int | None = None
-    """Steps run as one program call; none: as many as take about half a second. No effect on
-    results."""
-    max_skipped: int = 10
-    """Updates in a row that may be skipped for a non-finite loss or gradient before stopping."""
-    depth_jitter: str = "none"
-    """A random depth grid for every step: offset (a first step of random length, as in Tong et
-    al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: offset+4-8."""
-    trainable: str = "all"
-    """Which arrays are trained: all, adapters, or gates (time features, gates and norms)."""
-    start: str | None = None
-    """Set by `finetune`: the sha256 of the weights the run began from; none: fresh ones."""
-    consistency: float = 0.0
-    """Weight of the penalty on the distance between predictions at N and at 2N depth steps."""
-    samples: str = "evaluations"
-    """Generated text in samples.txt: at evaluations, last (of the selected weights) or none."""
-    eval_depths: str = "none"
-    """Other depths the finished model is evaluated at, for the record: multiples of its number of
-    steps such as 0.5,2, and adaptive."""
+    steps: int = option(1000, "Optimiser steps.")
+    tokens: int | None = option(
+        None,
+        "A budget in training tokens instead: steps are then tokens / (batch_size x context), up.",
+    )
+    batch_size: int = option(16, "Windows of one optimiser step, all accumulation steps together.")
+    grad_accum: int = option(
+        1, "Parts a batch is computed in, one after another: less memory, the same gradient."
+    )
+    seed: int = option(
+        0, "Initial weights, batches and dropout. The same seed: the same batches for every model."
+    )
+    eval_every: int = option(
+        250, "Steps between evaluations on the validation split (and always after the last)."
+    )
+    eval_tokens: int | None = option(
+        65536,
+        "Validation tokens of an evaluation during training, in windows spread evenly; none: "
+        "all. The losses in the final record are always of whole splits.",
+    )
+    log_every: int = option(
+        10, "Steps between lines of training loss (the mean since the line before)."
+    )
+    target_loss: float | None = option(
+        None, "Stop at the first evaluation whose validation loss (nats per token) is at most this."
+    )
+    steps_per_dispatch: int | None = option(
+        None,
+        "Steps run as one program call; none: as many as take about half a second. No effect on "
+        "results.",
+    )
+    max_skipped: int = option(
+        10,
+        "Updates in a row that may be skipped for a non-finite loss or gradient before stopping.",
+    )
+    depth_jitter: str = option(
+        "none",
+        "A random depth grid for every step: offset (a first step of random length, as in Tong "
+        "et al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: "
+        "offset+4-8.",
+    )
+    trainable: str = option(
+        "all", "Which arrays are trained: all, adapters, or gates (time features, gates and norms)."
+    )
+    start: str | None = option(
+        None, "Set by `finetune`: the sha256 of the weights the run began from; none: fresh ones."
+    )
+    consistency: float = option(
+        0.0, "Weight of the penalty on the distance between predictions at N and at 2N depth steps."
+    )
+    samples: str = option(
+        "evaluations",
+        "Generated text in samples.txt: at evaluations, last (of the selected weights) or none.",
+    )
+    eval_depths: str = option(
+        "none",
+        "Other depths the finished model is evaluated at, for the record: multiples of its "
+        "number of steps such as 0.5,2, and adaptive.",
+    )
 
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
@@ -106,28 +135,30 @@ class TrainConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimConfig:
-    name: str = "adamw"
-    """adamw, muon (on the blocks' matrices, AdamW on the rest), schedule-free, lion or sgd."""
-    lr: float = 1e-3
-    """Peak learning rate."""
-    beta1: float = 0.9
-    """Decay of the gradient's mean (momentum, for sgd and muon)."""
-    beta2: float = 0.99
-    """Decay of the gradient's square."""
-    eps: float = 1e-8
-    """Added to the root of the gradient's square."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay, on matrices only: not on biases, norms or vectors."""
-    max_grad_norm: float = 1.0
-    """Gradients are clipped to this global norm; 0 for no clipping."""
-    schedule: str = "cosine"
-    """After the warm-up: cosine, linear, constant, or wsd (constant, then linear to the end)."""
-    warmup: int = 100
-    """Steps of linear warm-up."""
-    min_lr_ratio: float = 0.1
-    """Last learning rate over the peak, for cosine, linear and wsd."""
-    decay_fraction: float = 0.2
-    """Last fraction of the steps, in which wsd decays."""
+    name: str = option(
+        "adamw",
+        "The optimiser (muon: on the blocks' matrices, AdamW on the rest)",
+        registry.OPTIMISERS,
+    )
+    lr: float = option(1e-3, "Peak learning rate.")
+    beta1: float = option(0.9, "Decay of the gradient's mean (momentum, for sgd and muon).")
+    beta2: float = option(0.99, "Decay of the gradient's square.")
+    eps: float = option(1e-8, "Added to the root of the gradient's square.")
+    weight_decay: float = option(
+        0.1, "Decoupled weight decay, on matrices only: not on biases, norms or vectors."
+    )
+    max_grad_norm: float = option(
+        1.0, "Gradients are clipped to this global norm; 0 for no clipping."
+    )
+    schedule: str = option(
+        "cosine",
+        "After the warm-up: cosine, linear, constant, or wsd (constant, then linear to the end).",
+    )
+    warmup: int = option(100, "Steps of linear warm-up.")
+    min_lr_ratio: float = option(
+        0.1, "Last learning rate over the peak, for cosine, linear and wsd."
+    )
+    decay_fraction: float = option(0.2, "Last fraction of the steps, in which wsd decays.")
 
     def __post_init__(self) -> None:
         _check(
@@ -136,7 +167,7 @@ class OptimConfig:
             positive=("lr", "eps"),
             at_least_zero=("weight_decay", "max_grad_norm", "warmup", "min_lr_ratio"),
         )
-        OPTIMISERS.check(self.name)
+        registry.OPTIMISERS.check(self.name)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
         for name in ("beta1", "beta2", "decay_fraction"):
@@ -146,14 +177,14 @@ class OptimConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    every: int = 500
-    """Steps between checkpoints (and always after the last)."""
-    keep: int = 2
-    """Latest checkpoints kept."""
-    best: bool = True
-    """Keep the checkpoint of the best validation loss too, and report its losses."""
-    finished: str = "all"
-    """What a finished run keeps of them: all, best (the selected one alone) or none."""
+    every: int = option(500, "Steps between checkpoints (and always after the last).")
+    keep: int = option(2, "Latest checkpoints kept.")
+    best: bool = option(
+        True, "Keep the checkpoint of the best validation loss too, and report its losses."
+    )
+    finished: str = option(
+        "all", "What a finished run keeps of them: all, best (the selected one alone) or none."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "checkpoint", positive=("every", "keep"), at_least_zero=())
@@ -163,19 +194,16 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrackConfig:
-    name: str = "none"
-    """none, tensorboard, wandb or trackio: where else metrics go, besides metrics.jsonl."""
-    project: str = "qkvflow"
-    """Project of wandb and trackio."""
-    label: str | None = None
-    """How records call this run; none: the model's name."""
-    group: str | None = None
-    """What runs belong together under, in wandb; a comparison sets it."""
+    name: str = option("none", "Where else metrics go, besides metrics.jsonl", registry.TRACKERS)
+    project: str = option("qkvflow", "Project of wandb and trackio.")
+    label: str | None = option(None, "How records call this run; none: the model's name.")
+    group: str | None = option(
+        None, "What runs belong together under, in wandb; a comparison sets it."
+    )
 
     def __post_init__(self) -> None:
         _check(self, "track", positive=(), at_least_zero=())
-        if self.name not in TRACKERS:
-            raise unknown("tracker", self.name, TRACKERS)
+        registry.TRACKERS.check(self.name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,6 +216,8 @@ class RunConfig:
     optim: OptimConfig
     checkpoint: CheckpointConfig
     track: TrackConfig
+    plugins: tuple[Plugin, ...] = ()
+    """Those with a member that the run names."""
 
     @property
     def context(self) -> int:
@@ -197,11 +227,12 @@ class RunConfig:
     def tokens_per_step(self) -> int:
         return self.train.batch_size * self.context
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain values; `make_config` of them is this configuration again."""
         sections = {name: dataclasses.asdict(getattr(self, name)) for name in SECTIONS}
         model = {"name": self.model.name, "size": self.model.size, **self.model.config.to_dict()}
-        return {"model": model, **sections}
+        plugins = [each.to_dict() for each in self.plugins]
+        return {"model": model, **sections, **({"plugins": plugins} if plugins else {})}
 
 
 SECTIONS: dict[str, type] = {
@@ -218,13 +249,32 @@ def make_config(*layers: dict[str, Any]) -> RunConfig:
 
     `make_config({"model": {"name": "tong", "d_model": 64}}, {"train": {"steps": 100}})`
     """
+    recorded = tuple(each for layer in layers for each in read_plugins(layer.get("plugins", [])))
+    check_plugins(recorded)
+    with naming_missing(recorded):
+        config = _make_config(layers)
+        if missing_plugins(recorded):
+            _check_data_names(config.data)
+    _check_together(config)
+    plugins = plugins_of(config.to_dict(), recorded)
+    return _with_budget(dataclasses.replace(config, plugins=plugins))
+
+
+def _make_config(layers: tuple[dict[str, Any], ...]) -> RunConfig:
     merged: dict[str, dict[str, Any]] = {name: {} for name in ("model", *SECTIONS)}
     for layer in layers:
-        _merge(merged, layer)
+        _merge(merged, {name: values for name, values in layer.items() if name != "plugins"})
     sections = {name: _section(name, kind, merged[name]) for name, kind in SECTIONS.items()}
-    config = RunConfig(model=_model(merged["model"]), **sections)
-    _check_together(config)
-    return _with_budget(config)
+    return RunConfig(model=_model(merged["model"]), **sections)
+
+
+def _check_data_names(data: DataConfig) -> None:
+    """Refuse a corpus and a tokenizer that are not known, before their files are looked for."""
+    from qkvflow.data.corpora import find_kind
+    from qkvflow.data.tokenizers import check_tokenizer
+
+    find_kind(data.spec)
+    check_tokenizer(data.tokenizer)
 
 
 def _check_together(config: RunConfig) -> None:

@@ -6,7 +6,8 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.zoo.registry import FIELDS, MIXERS, SCHEMES
+from qkvflow.zoo import registry
+from qkvflow.zoo.options import option
 
 BASES = ("cosine", "chebyshev", "bspline")
 GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
@@ -21,112 +22,110 @@ class ModelConfig:
     """Everything that says what a model is. Impossible values are refused when it is made."""
 
     # The three choices
-    field: str = "per-layer"
-    """How weights depend on depth: per-layer, shared, gated, hypernet, low-rank, basis, ..."""
-    block: str = "attention+mlp"
-    """What one layer computes: names of mixers joined by +, in the order they are applied."""
-    scheme: str = "residual"
-    """How depth is traversed: residual, euler, midpoint, heun, rk4, strang, adaptive."""
-    composition: str = "sequential"
-    """For residual and euler: branches one after another (sequential) or together (parallel)."""
+    field: str = option(
+        "per-layer",
+        "How weights depend on depth",
+        registry.FIELDS,
+    )
+    block: str = option(
+        "attention+mlp",
+        "What one layer computes: mixers joined by +, in the order they are applied, of",
+        registry.MIXERS,
+    )
+    scheme: str = option(
+        "residual",
+        "How depth is traversed",
+        registry.SCHEMES,
+    )
+    composition: str = option(
+        "sequential",
+        "For residual and euler: branches one after another (sequential) or together (parallel).",
+    )
 
     # Shape
-    d_model: int = 256
-    """Width of the residual stream."""
-    num_heads: int = 4
-    """Attention heads."""
-    num_kv_heads: int | None = None
-    """Key and value heads, for grouped-query attention; none means as many as heads."""
-    num_steps: int = 6
-    """Steps along depth: layers."""
-    context: int = 512
-    """Longest sequence in training, and the number of learned positions."""
-    mlp_ratio: float = 4.0
-    """Hidden width of the MLP over d_model."""
+    d_model: int = option(256, "Width of the residual stream.")
+    num_heads: int = option(4, "Attention heads.")
+    num_kv_heads: int | None = option(
+        None, "Key and value heads, for grouped-query attention; none means as many as heads."
+    )
+    num_steps: int = option(6, "Steps along depth: layers.")
+    context: int = option(512, "Longest sequence in training, and the number of learned positions.")
+    mlp_ratio: float = option(4.0, "Hidden width of the MLP over d_model.")
 
     # Depth
-    horizon: float | None = None
-    """Whole increments the flow adds up to; none means num_steps for residual, 1 for the rest."""
-    tolerance: float = 1e-3
-    """Relative and absolute tolerance of the adaptive scheme."""
-    frozen_time: float | None = None
-    """Hold the field at this depth: the constant-modulation control."""
-    num_layers: int | None = None
-    """Layers of a field that stores values for each; none means num_steps. They are interpolated
-    where the two differ."""
+    horizon: float | None = option(
+        None,
+        "Whole increments the flow adds up to; none means num_steps for residual, 1 for the rest.",
+    )
+    tolerance: float = option(1e-3, "Relative and absolute tolerance of the adaptive scheme.")
+    frozen_time: float | None = option(
+        None, "Hold the field at this depth: the constant-modulation control."
+    )
+    num_layers: int | None = option(
+        None,
+        "Layers of a field that stores values for each; none means num_steps. They are "
+        "interpolated where the two differ.",
+    )
 
     # Adapters
-    lora: str = "none"
-    """Which matrices have low-rank adapters: patterns over their names such as qkv:depth,out or *;
-    :depth for adapters that depend on depth."""
-    lora_rank: int = 8
-    """Rank of the adapters."""
+    lora: str = option(
+        "none",
+        "Which matrices have low-rank adapters: patterns over their names such as qkv:depth,out "
+        "or *; :depth for adapters that depend on depth.",
+    )
+    lora_rank: int = option(8, "Rank of the adapters.")
 
     # Flavour
-    norm: str = "layernorm"
-    """layernorm or rmsnorm."""
-    norm_eps: float = 1e-5
-    """Added to the variance in norms."""
-    final_norm: str = "plain"
-    """plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow)."""
-    bias: bool = True
-    """Biases in linear layers and shifts in LayerNorm."""
-    attention_bias: bool | None = None
-    """Biases in the attention; none means as `bias`."""
-    positions: str = "learned"
-    """learned, rope or none."""
-    rotary_base: float = 10000.0
-    """Base of the rotary frequencies."""
-    tied: bool = True
-    """Whether the head is the transposed embedding."""
-    init_std: float = 0.02
-    """Standard deviation of matrices at initialisation."""
+    norm: str = option("layernorm", "layernorm or rmsnorm.")
+    norm_eps: float = option(1e-5, "Added to the variance in norms.")
+    final_norm: str = option(
+        "plain", "plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow)."
+    )
+    bias: bool = option(True, "Biases in linear layers and shifts in LayerNorm.")
+    attention_bias: bool | None = option(None, "Biases in the attention; none means as `bias`.")
+    positions: str = option("learned", "learned, rope or none.")
+    rotary_base: float = option(10000.0, "Base of the rotary frequencies.")
+    tied: bool = option(True, "Whether the head is the transposed embedding.")
+    init_std: float = option(0.02, "Standard deviation of matrices at initialisation.")
 
     # Regularisation
-    dropout: float = 0.0
-    """Dropout on the embedding and on every increment."""
-    attention_dropout: float = 0.0
-    """Dropout on attention probabilities."""
+    dropout: float = option(0.0, "Dropout on the embedding and on every increment.")
+    attention_dropout: float = option(0.0, "Dropout on attention probabilities.")
 
     # State space layers
-    d_state: int = 64
-    """States of ssm, states per head of selective-ssm."""
-    ssm_expand: int = 2
-    """Inner width of selective-ssm over d_model."""
-    ssm_head_dim: int | None = None
-    """Channels per head of selective-ssm; none means 64, or less where the width asks for it."""
-    ssm_groups: int = 1
-    """Groups of heads that share B and C in selective-ssm."""
-    conv_width: int = 4
-    """Width of the causal convolution in selective-ssm."""
+    d_state: int = option(64, "States of ssm, states per head of selective-ssm.")
+    ssm_expand: int = option(2, "Inner width of selective-ssm over d_model.")
+    ssm_head_dim: int | None = option(
+        None,
+        "Channels per head of selective-ssm; none means 64, or less where the width asks for it.",
+    )
+    ssm_groups: int = option(1, "Groups of heads that share B and C in selective-ssm.")
+    conv_width: int = option(4, "Width of the causal convolution in selective-ssm.")
 
     # How fields depend on t
-    time_features: str = "sinusoidal"
-    """sinusoidal, learned, raw or layers."""
-    num_frequencies: int = 32
-    """Sines (and as many cosines) in the sinusoidal features."""
-    d_time: int = 64
-    """Width of time embeddings."""
-    gate: str = "time-indexed"
-    """Where gates sit: time-indexed (as in zaphrode/qkvflow), input, output, both, low-rank or
-    full."""
-    gate_activation: str = "sigmoid"
-    """sigmoid (as in zaphrode/qkvflow) or centred (starts at 1)."""
-    gate_rank: int = 4
-    """Rank of low-rank gates."""
-    rank: int = 8
-    """Rank of the per-layer terms of the low-rank field."""
-    basis: str = "cosine"
-    """cosine, chebyshev or bspline."""
-    num_basis: int = 4
-    """Basis functions along depth."""
+    time_features: str = option("sinusoidal", "sinusoidal, learned, raw or layers.")
+    num_frequencies: int = option(32, "Sines (and as many cosines) in the sinusoidal features.")
+    d_time: int = option(64, "Width of time embeddings.")
+    gate: str = option(
+        "time-indexed",
+        "Where gates sit: time-indexed (as in zaphrode/qkvflow), input, output, both, low-rank or "
+        "full.",
+    )
+    gate_activation: str = option(
+        "sigmoid", "sigmoid (as in zaphrode/qkvflow) or centred (starts at 1)."
+    )
+    gate_rank: int = option(4, "Rank of low-rank gates.")
+    rank: int = option(8, "Rank of the per-layer terms of the low-rank field.")
+    basis: str = option("cosine", "cosine, chebyshev or bspline.")
+    num_basis: int = option(4, "Basis functions along depth.")
 
     # Computation
-    remat: str = "none"
-    """What the backward pass computes again, to save memory: none, block (the inside of each
-    step) or everything (groups of steps, then each step)."""
-    compute_dtype: str = "float32"
-    """float32 or bfloat16: the type matrix products run in."""
+    remat: str = option(
+        "none",
+        "What the backward pass computes again, to save memory: none, block (the inside of each "
+        "step) or everything (groups of steps, then each step).",
+    )
+    compute_dtype: str = option("float32", "float32 or bfloat16: the type matrix products run in.")
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
@@ -141,10 +140,10 @@ class ModelConfig:
         _choose("gate", self.gate, GATES)
         _choose("gate activation", self.gate_activation, GATE_ACTIVATIONS)
         _choose("basis", self.basis, BASES)
-        FIELDS.check(self.field)
-        SCHEMES.check(self.scheme)
+        registry.FIELDS.check(self.field)
+        registry.SCHEMES.check(self.scheme)
         for name in self.mixers:
-            MIXERS.check(name)
+            registry.MIXERS.check(name)
         if self.lora != "none":
             parse_adapters(self.lora)
         for name in _POSITIVE:

@@ -86,6 +86,7 @@ for _name, _changes in _MODELS.items():
 
 def names() -> list[str]:
     """The names `build` takes, without the published ones."""
+    _load_installed()
     return list(MODELS)
 
 
@@ -94,7 +95,15 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
     if name in PUBLISHED:
         return dict(PUBLISHED[name][0])
     if name not in MODELS:
+        _load_installed()
+    if name not in MODELS:
         raise unknown("model", name, [*MODELS, *PUBLISHED])
     if size not in SIZES:
         raise unknown("size", size, SIZES)
     return {**SIZES[size], **MODELS[name]}
+
+
+def _load_installed() -> None:
+    from qkvflow.zoo.plugins import load_installed
+
+    load_installed()

@@ -3,9 +3,9 @@
     @MIXERS.register("my-mixer")
     def make_my_mixer(config, out_scale, key): ...
 
-A member that comes with the package is a file of its family's folder, named as the member is with _
-for -, and registers itself in the same way when it is first asked for. The names of all members are
-therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
+A member that comes with the package is a file of its family's folder, called as the member is with
+_ for -, and registers itself in the same way when it is first asked for. The names of all members
+are therefore known without importing any of them, or JAX. `base.py`, files that begin with _ and
 sub-folders are not members. Files of your own register theirs when they are loaded (`--plugin`, or
 the entry point group `qkvflow.plugins`).
 """
@@ -19,6 +19,8 @@ from qkvflow.errors import UserError, unknown
 
 T = TypeVar("T")
 _PACKAGE = Path(__file__).parents[1]
+REGISTRIES: "list[Registry]" = []
+"""All of them."""
 
 
 class Registry(Mapping[str, Any]):
@@ -28,6 +30,7 @@ class Registry(Mapping[str, Any]):
         """`kind` is what messages call a member; `folder` is where those of the package lie."""
         self.kind, self._folder = kind, folder
         self._members: dict[str, Any] = {}
+        REGISTRIES.append(self)
 
     def register(self, name: str) -> Callable[[T], T]:
         """A decorator that adds a member under a name that is not taken."""
@@ -45,8 +48,7 @@ class Registry(Mapping[str, Any]):
         self._members.pop(name, None)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise unknown(self.kind, str(name), self)
+        self.check(name)
         if name not in self._members:
             importlib.import_module(self._module(name))
         return self._members[name]
@@ -63,7 +65,11 @@ class Registry(Mapping[str, Any]):
     def check(self, name: str) -> None:
         """Refuse a name that is none of a member, and offer the nearest ones."""
         if name not in self:
-            raise unknown(self.kind, name, self)
+            from qkvflow.zoo.plugins import load_installed
+
+            load_installed()
+        if name not in self:
+            raise unknown(self.kind, str(name), self)
 
     def _module(self, name: str) -> str:
         assert self._folder is not None

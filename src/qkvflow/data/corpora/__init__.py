@@ -3,17 +3,12 @@
 from pathlib import Path
 
 from qkvflow.data.corpora.base import CorpusKind, Spec
-from qkvflow.data.corpora.files import Files
-from qkvflow.data.corpora.huggingface import SHORT_NAMES, HuggingFace
-from qkvflow.data.corpora.markov import Markov
-from qkvflow.data.corpora.recall import Recall
-from qkvflow.data.corpora.stdlib import Stdlib
 from qkvflow.data.corpus import Corpus
 from qkvflow.errors import UserError, unknown
+from qkvflow.zoo.plugins import load_installed
+from qkvflow.zoo.registry import CORPORA
 
 __all__ = ["CORPORA", "CorpusKind", "find_kind", "load_corpus"]
-
-CORPORA: tuple[CorpusKind, ...] = (Stdlib(), Files(), HuggingFace(), Markov(), Recall())
 
 
 def load_corpus(spec: str, *, data_dir: Path | None = None, seed: int = 0) -> Corpus:
@@ -28,12 +23,21 @@ def load_corpus(spec: str, *, data_dir: Path | None = None, seed: int = 0) -> Co
 def find_kind(spec: str) -> CorpusKind:
     """The kind of corpus that a specification names; nothing is read."""
     parsed = Spec.parse(spec)
-    for kind in CORPORA:
+    name = parsed.body if parsed.kind == "source" else parsed.kind
+    if name in CORPORA and (kind := CORPORA[name]()).accepts(parsed):
+        return kind
+    load_installed()
+    # A kind may have names for single corpora: `wikitext-2` is one of hf.
+    kinds: list[CorpusKind] = [make() for make in CORPORA.values()]
+    for kind in kinds:
         if kind.accepts(parsed):
             return kind
+    usages = [usage for kind in kinds for usage in kind.usages]
     if parsed.kind == "source":
-        raise unknown("source", parsed.body, ("markov", "recall"))
+        sources = (usage.partition(":") for usage in usages)
+        raise unknown(
+            "source", parsed.body, [body for head, _, body in sources if head == "source"]
+        )
     if Path(spec).exists():
         raise UserError(f"'{spec}' is a file or directory; write file:{spec}")
-    known = [kind.usage for kind in CORPORA] + list(SHORT_NAMES)
-    raise unknown("corpus", spec, known)
+    raise unknown("corpus", spec, usages)

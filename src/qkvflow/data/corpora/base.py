@@ -89,9 +89,11 @@ class Spec:
 
 
 class CorpusKind(abc.ABC):
-    """One kind of corpus: what its specifications look like and how they are loaded."""
+    """One kind of corpus, registered by its name: what its specifications look like and how they
+    are loaded."""
 
-    usage: ClassVar[str]
+    usages: ClassVar[tuple[str, ...]]
+    """Specifications to offer for a misspelt one, such as `file:PATH`."""
 
     @abc.abstractmethod
     def accepts(self, spec: Spec) -> bool:

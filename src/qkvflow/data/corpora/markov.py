@@ -27,20 +27,22 @@ from typing import ClassVar
 import numpy as np
 
 from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
-from qkvflow.data.corpora.division import DEFAULT_SHARES
-from qkvflow.data.corpora.symbols import symbols
+from qkvflow.data.corpora.parts.division import DEFAULT_SHARES
+from qkvflow.data.corpora.parts.symbols import symbols
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers.char import CharTokenizer
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import CORPORA
 
 _LARGEST_TABLE = 10_000_000
 
 
+@CORPORA.register("markov")
 class Markov(CorpusKind):
     """A seeded random Markov chain."""
 
-    usage: ClassVar[str] = "source:markov"
+    usages: ClassVar[tuple[str, ...]] = ("source:markov",)
 
     def accepts(self, spec: Spec) -> bool:
         return (spec.kind, spec.body) == ("source", "markov")

@@ -31,20 +31,22 @@ from typing import ClassVar
 import numpy as np
 
 from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
-from qkvflow.data.corpora.division import DEFAULT_SHARES
-from qkvflow.data.corpora.symbols import LARGEST, symbols
+from qkvflow.data.corpora.parts.division import DEFAULT_SHARES
+from qkvflow.data.corpora.parts.symbols import LARGEST, symbols
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers.char import CharTokenizer
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import CORPORA
 
 _MARKERS = "<?"
 
 
+@CORPORA.register("recall")
 class Recall(CorpusKind):
     """Seeded multi-query associative recall."""
 
-    usage: ClassVar[str] = "source:recall"
+    usages: ClassVar[tuple[str, ...]] = ("source:recall",)
 
     def accepts(self, spec: Spec) -> bool:
         return (spec.kind, spec.body) == ("source", "recall")

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
-from qkvflow.data.corpora.division import DEFAULT_SHARES, divide_files
+from qkvflow.data.corpora.parts.division import DEFAULT_SHARES, divide_files
 from qkvflow.data.corpus import Corpus
 from qkvflow.data.split import FileSplit, Piece
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import CORPORA
 
 _LEFT_OUT = frozenset(
     ("test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled")
@@ -23,10 +24,11 @@ _GENERATED = ("_sysconfigdata", "_sysconfig_vars")
 _LEAST_BYTES = 1_000_000
 
 
+@CORPORA.register("stdlib")
 class Stdlib(CorpusKind):
     """The installed standard library, divided by file."""
 
-    usage: ClassVar[str] = "stdlib"
+    usages: ClassVar[tuple[str, ...]] = ("stdlib",)
 
     def accepts(self, spec: Spec) -> bool:
         return spec.kind == "stdlib" and not spec.body

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer
 from qkvflow.data.tokenizers.byte import ByteTokenizer
 from qkvflow.data.tokenizers.char import CharTokenizer
-from qkvflow.data.tokenizers.subword import SubwordTokenizer, read_subword, train_bpe
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import UnknownName, UserError
+from qkvflow.zoo.registry import TOKENIZERS
 
 if TYPE_CHECKING:
     from qkvflow.data.corpus import Corpus
@@ -17,14 +17,13 @@ __all__ = [
     "TOKENIZERS",
     "ByteTokenizer",
     "CharTokenizer",
-    "SubwordTokenizer",
     "TextStream",
     "Tokenizer",
+    "check_tokenizer",
     "get_tokenizer",
+    "is_path",
     "load_tokenizer",
 ]
-
-TOKENIZERS: tuple[type[Tokenizer], ...] = (ByteTokenizer, CharTokenizer, SubwordTokenizer)
 
 
 def get_tokenizer(spec: str, corpus: "Corpus") -> Tokenizer:
@@ -40,18 +39,23 @@ def get_tokenizer(spec: str, corpus: "Corpus") -> Tokenizer:
                 "leave the tokenizer out"
             )
         return corpus.tokenizer
-    if spec == "byte":
-        return ByteTokenizer()
-    if spec == "char":
-        return CharTokenizer.of(corpus.train, (corpus.validation, corpus.test))
-    if spec.startswith("bpe:") or spec == "bpe":
-        size = spec.partition(":")[2]
-        if not size.isdecimal():
-            raise UserError(f"tokenizer '{spec}' has no vocabulary size; write e.g. bpe:4096")
-        return train_bpe(corpus.train, int(size))
-    if spec.endswith(".json") or Path(spec).exists():
+    if is_path(spec):
         return load_tokenizer(Path(spec))
-    raise unknown("tokenizer", spec, ("byte", "char", "bpe:N", "PATH/tokenizer.json"))
+    name, _, argument = spec.partition(":")
+    return TOKENIZERS[name].fit(argument, corpus)
+
+
+def is_path(spec: str) -> bool:
+    """Whether a tokenizer is given by a file, not by its name."""
+    named = spec.partition(":")[0] in TOKENIZERS
+    return not named and (spec.endswith(".json") or Path(spec).exists())
+
+
+def check_tokenizer(spec: str) -> None:
+    """Refuse a name that is of no tokenizer."""
+    name = spec.partition(":")[0]
+    if name != "source" and not is_path(spec):
+        TOKENIZERS.check(name)
 
 
 def load_tokenizer(path: Path | str) -> Tokenizer:
@@ -67,16 +71,16 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         raise UserError(f"{path} is not a tokenizer.json: {error}; export it again") from None
     kind = content.get("qkvflow") if isinstance(content, dict) else None
     if kind is None:
+        from qkvflow.data.tokenizers.bpe import read_subword
+
         return read_subword(path)
-    if kind == "byte":
-        return ByteTokenizer()
-    alphabet, has_unknown = content.get("alphabet"), content.get("unknown")
-    if (
-        kind == "char"
-        and isinstance(alphabet, str)
-        and isinstance(has_unknown, bool)
-        and 0 < len(set(alphabet)) == len(alphabet)
-    ):
-        name = str(content.get("name", "char"))
-        return CharTokenizer(alphabet, unknown=has_unknown, name=name)
-    raise UserError(f"{path} is not a tokenizer.json of this version; export it again")
+    try:
+        return TOKENIZERS[kind].read(content)
+    except UnknownName as error:
+        raise UserError(f"{path}: {error.what}; give the --plugin that registers it") from None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{path} is not a tokenizer.json of this version; export it again"
+        ) from None

@@ -1,11 +1,17 @@
 """What a tokenizer is."""
 
 import abc
+import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import SupportsInt
+from typing import TYPE_CHECKING, Any, SupportsInt
 
 import numpy as np
+
+from qkvflow.errors import UserError
+
+if TYPE_CHECKING:
+    from qkvflow.data.corpus import Corpus
 
 
 class TextStream(abc.ABC):
@@ -21,7 +27,7 @@ class TextStream(abc.ABC):
 
 
 class Tokenizer(abc.ABC):
-    """Text to integers and back.
+    """Text to integers and back, registered by the name that `NAME[:ARGUMENT]` begins with.
 
     - `name`: how the user asked for it.
     - `vocab_size`: ids run from 0 to `vocab_size - 1`.
@@ -33,6 +39,21 @@ class Tokenizer(abc.ABC):
     vocab_size: int
     identity: str
     separator: int | None
+
+    @classmethod
+    @abc.abstractmethod
+    def fit(cls, argument: str, corpus: "Corpus") -> "Tokenizer":
+        """The tokenizer of `NAME:ARGUMENT` for a corpus; the argument may be empty."""
+
+    @classmethod
+    @abc.abstractmethod
+    def size_of(cls, argument: str) -> int | None:
+        """The vocabulary of `NAME:ARGUMENT`, if it is known before the corpus is read."""
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, content: dict[str, Any]) -> "Tokenizer":
+        """Back from what `save` wrote; KeyError, TypeError or ValueError if it is not that."""
 
     @abc.abstractmethod
     def encode(self, text: str | bytes) -> np.ndarray:
@@ -53,7 +74,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def save(self, directory: Path) -> Path:
-        """Write `tokenizer.json`, which `load_tokenizer` reads back; returns its path."""
+        """Write `tokenizer.json`, which `load_tokenizer` reads back (see `write_tokenizer`);
+        returns its path."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -62,6 +84,19 @@ class Tokenizer(abc.ABC):
             if self.vocab_size <= np.iinfo(candidate).max + 1:
                 return np.dtype(candidate)
         return np.dtype(np.uint32)
+
+
+def write_tokenizer(directory: Path, kind: str, content: dict[str, Any]) -> Path:
+    """`tokenizer.json` of a registered kind, whose `read` gets the content."""
+    path = Path(directory) / "tokenizer.json"
+    path.write_text(json.dumps({"qkvflow": kind, **content}) + "\n")
+    return path
+
+
+def refuse_argument(name: str, argument: str) -> None:
+    """For tokenizers that take none."""
+    if argument:
+        raise UserError(f"tokenizer '{name}:{argument}' takes no argument; write {name}")
 
 
 def character_boundary(data: bytes) -> int:

@@ -2,16 +2,17 @@
 
 import codecs
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import SupportsInt
+from typing import Any, SupportsInt
 
 import numpy as np
 
-from qkvflow.data.tokenizers.base import TextStream, Tokenizer
+from qkvflow.data.tokenizers.base import TextStream, Tokenizer, refuse_argument, write_tokenizer
+from qkvflow.zoo.registry import TOKENIZERS
 
 
+@TOKENIZERS.register("byte")
 class ByteTokenizer(Tokenizer):
     """Token i is byte i."""
 
@@ -20,6 +21,19 @@ class ByteTokenizer(Tokenizer):
         self.vocab_size = 256
         self.identity = hashlib.sha256(b"byte").hexdigest()
         self.separator = None
+
+    @classmethod
+    def fit(cls, argument: str, corpus: Any) -> "ByteTokenizer":
+        refuse_argument("byte", argument)
+        return cls()
+
+    @classmethod
+    def size_of(cls, argument: str) -> int | None:
+        return 256
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "ByteTokenizer":
+        return cls()
 
     def encode(self, text: str | bytes) -> np.ndarray:
         data = text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
@@ -35,9 +49,7 @@ class ByteTokenizer(Tokenizer):
         return len(data)
 
     def save(self, directory: Path) -> Path:
-        path = Path(directory) / "tokenizer.json"
-        path.write_text(json.dumps({"qkvflow": "byte"}) + "\n")
-        return path
+        return write_tokenizer(directory, "byte", {})
 
 
 class _ByteStream(TextStream):

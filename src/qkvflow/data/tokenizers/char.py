@@ -11,17 +11,25 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import SupportsInt
+from typing import Any, SupportsInt
 
 import numpy as np
 
 from qkvflow.data.split import Split
-from qkvflow.data.tokenizers.base import TextStream, Tokenizer, character_boundary
+from qkvflow.data.tokenizers.base import (
+    TextStream,
+    Tokenizer,
+    character_boundary,
+    refuse_argument,
+    write_tokenizer,
+)
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import TOKENIZERS
 
 UNKNOWN = "\ufffd"
 
 
+@TOKENIZERS.register("char")
 class CharTokenizer(Tokenizer):
     """Token i is character i of `alphabet`; with `unknown`, the last id is every other one."""
 
@@ -38,6 +46,23 @@ class CharTokenizer(Tokenizer):
         self._missing = len(alphabet)
         self._table = np.full(int(codes.max(initial=0)) + 2, self._missing, dtype=np.int64)
         self._table[codes] = np.arange(len(alphabet))
+
+    @classmethod
+    def fit(cls, argument: str, corpus: Any) -> "CharTokenizer":
+        refuse_argument("char", argument)
+        return cls.of(corpus.train, (corpus.validation, corpus.test))
+
+    @classmethod
+    def size_of(cls, argument: str) -> int | None:
+        return None
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "CharTokenizer":
+        alphabet, unknown = content["alphabet"], content["unknown"]
+        good = isinstance(alphabet, str) and isinstance(unknown, bool)
+        if not good or not 0 < len(set(alphabet)) == len(alphabet):
+            raise ValueError("an alphabet has every character once")
+        return cls(alphabet, unknown=unknown, name=str(content.get("name", "char")))
 
     @classmethod
     def of(cls, train: Split, others: Iterable[Split]) -> "CharTokenizer":
@@ -70,15 +95,8 @@ class CharTokenizer(Tokenizer):
         return character_boundary(data)
 
     def save(self, directory: Path) -> Path:
-        path = Path(directory) / "tokenizer.json"
-        content = {
-            "qkvflow": "char",
-            "name": self.name,
-            "alphabet": self.alphabet,
-            "unknown": self.unknown,
-        }
-        path.write_text(json.dumps(content) + "\n")
-        return path
+        content = {"name": self.name, "alphabet": self.alphabet, "unknown": self.unknown}
+        return write_tokenizer(directory, "char", content)
 
 
 class _CharStream(TextStream):

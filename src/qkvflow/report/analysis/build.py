@@ -6,6 +6,7 @@ from pathlib import Path
 from qkvflow.errors import UserError
 from qkvflow.report.analysis.charts import Numbers, Section
 from qkvflow.report.analysis.content import read
+from qkvflow.report.analysis.default import default_section
 from qkvflow.report.analysis.page import to_html
 from qkvflow.report.analysis.sections import SECTIONS
 
@@ -21,7 +22,10 @@ def build_analysis(directory: str | Path) -> AnalysisPaths:
     """Write `analysis.html` and `figures/` from `analysis.json` and the arrays beside it."""
     directory = Path(directory)
     content = read(directory)
-    sections = [make(content) for name, make in SECTIONS.items() if name in content.parts]
+    sections = [
+        SECTIONS[name](content) if name in SECTIONS else default_section(name, content)
+        for name in content.parts
+    ]
     html = directory / "analysis.html"
     try:
         html.write_text(to_html(content, sections), encoding="utf-8", newline="\n")

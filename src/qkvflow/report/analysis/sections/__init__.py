@@ -1,15 +1,6 @@
 """One file per analysis, from its arrays to what is shown."""
 
-from collections.abc import Callable
+from qkvflow.zoo.registry import Registry
 
-from qkvflow.report.analysis.charts import Section
-from qkvflow.report.analysis.content import Content
-from qkvflow.report.analysis.sections import lyapunov, spectra, state_space, trajectory, weights
-
-SECTIONS: dict[str, Callable[[Content], Section]] = {
-    "spectra": spectra.section,
-    "lyapunov": lyapunov.section,
-    "trajectory": trajectory.section,
-    "weights": weights.section,
-    "state-space": state_space.section,
-}
+SECTIONS = Registry("section", "report/analysis/sections")
+"""`section(content) -> Section`, by the name of its analysis."""

@@ -4,8 +4,10 @@ import numpy as np
 
 from qkvflow.report.analysis.charts import LinePanel, Lines, Section, Series, Words, bundle
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.sections import SECTIONS
 
 
+@SECTIONS.register("lyapunov")
 def section(content: Content) -> Section:
     arrays = content.arrays("lyapunov")
     values, growth = arrays["exponents"], arrays["growth"]

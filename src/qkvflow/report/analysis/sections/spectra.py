@@ -13,6 +13,7 @@ from qkvflow.report.analysis.charts import (
     bundle,
 )
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.sections import SECTIONS
 
 MOST_POINTS = 1500
 """In one panel of the complex plane: more are a smear, and the weight of the page."""
@@ -29,6 +30,7 @@ _LINES = (
 )
 
 
+@SECTIONS.register("spectra")
 def section(content: Content) -> Section:
     arrays = content.arrays("spectra")
     ts, circuits = arrays["ts"], content.groups("spectra", "circuits")

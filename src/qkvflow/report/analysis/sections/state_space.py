@@ -2,8 +2,10 @@
 
 from qkvflow.report.analysis.charts import LinePanel, Lines, Section, bundle
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.sections import SECTIONS
 
 
+@SECTIONS.register("state-space")
 def section(content: Content) -> Section:
     layers = content.groups("state-space", "layers")
 

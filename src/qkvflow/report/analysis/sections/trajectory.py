@@ -14,8 +14,10 @@ from qkvflow.report.analysis.charts import (
     visible,
 )
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.sections import SECTIONS
 
 
+@SECTIONS.register("trajectory")
 def section(content: Content) -> Section:
     arrays = content.arrays("trajectory")
     ts = arrays["ts"]

@@ -5,11 +5,13 @@ import numpy as np
 from qkvflow.report import numbers
 from qkvflow.report.analysis.charts import Heat, HeatPanel, Numbers, Section
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.sections import SECTIONS
 
 SHOWN = 9
 """Heat maps: of the arrays that are furthest from constant."""
 
 
+@SECTIONS.register("weights")
 def section(content: Content) -> Section:
     ts = content.arrays("weights")["ts"]
     curves = content.groups("weights", "curves")

@@ -28,12 +28,13 @@ import numpy as np
 
 from qkvflow.data.cache import building, is_complete
 from qkvflow.data.corpora.base import CorpusKind, Spec
-from qkvflow.data.corpora.division import DEFAULT_SHARES, Shares, share_of
-from qkvflow.data.corpora.localcopy import find_copy
+from qkvflow.data.corpora.parts.division import DEFAULT_SHARES, Shares, share_of
+from qkvflow.data.corpora.parts.local_copy import find_copy
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import StoredSplit, Tally
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
+from qkvflow.zoo.registry import CORPORA
 
 _FORMAT = 1
 _SYNONYMS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -62,10 +63,14 @@ SHORT_NAMES = {
 }
 
 
+@CORPORA.register("hf")
 class HuggingFace(CorpusKind):
     """A dataset, streamed."""
 
-    usage: ClassVar[str] = "hf:NAME"
+    usages: ClassVar[tuple[str, ...]] = (
+        "hf:NAME",
+        *SHORT_NAMES,
+    )
 
     def accepts(self, spec: Spec) -> bool:
         return spec.kind == "hf" or (spec.kind in SHORT_NAMES and not spec.body)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
-from qkvflow.data.corpora.division import (
+from qkvflow.data.corpora.parts.division import (
     DEFAULT_SHARES,
     divide_files,
     divide_positions,
@@ -25,16 +25,18 @@ from qkvflow.data.corpora.division import (
 from qkvflow.data.corpus import SPLITS, Corpus
 from qkvflow.data.split import FileSplit, Piece
 from qkvflow.errors import UserError
+from qkvflow.zoo.registry import CORPORA
 
 _NAMED = re.compile(r"(?:^|,)(train|validation|test)=")
 _RANGE = re.compile(r"^(?P<path>.*)\[(?P<start>[\d.]*):(?P<stop>[\d.]*)\]$", re.DOTALL)
 _SNIFFED_BYTES = 8192
 
 
+@CORPORA.register("file")
 class Files(CorpusKind):
     """Text files of the user's."""
 
-    usage: ClassVar[str] = "file:PATH"
+    usages: ClassVar[tuple[str, ...]] = ("file:PATH",)
 
     def accepts(self, spec: Spec) -> bool:
         return spec.kind == "file"

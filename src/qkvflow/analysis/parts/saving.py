@@ -8,30 +8,31 @@ from typing import Any
 import numpy as np
 
 from qkvflow.analysis.base import Analysis, Subject, to_arrays
-from qkvflow.analysis.members import ANALYSES
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.rundir import to_json, write_whole, writing
+from qkvflow.zoo.plugins import load_installed
+from qkvflow.zoo.registry import ANALYSES
 
 SUMMARY = "analysis.json"
 
 
-def choose(model: LanguageModel, names: Sequence[str] | None = None) -> list[Analysis]:
+def choose(model: LanguageModel, names: Sequence[str] | None = None) -> dict[str, Analysis]:
     """The analyses of these names, in their order; None is all that the model can be asked."""
-    if names is None:
-        return [each for each in ANALYSES if each.lacks(model) is None]
-    known = {each.name: each for each in ANALYSES}
-    for name in names:
-        if name not in known:
-            raise unknown("analysis", name, known)
-        if (reason := known[name].lacks(model)) is not None:
-            raise UserError(f"no {name} analysis: {reason}; leave it out of --only")
-    return [each for each in ANALYSES if each.name in names]
+    load_installed()
+    found: dict[str, Analysis] = {}
+    for name in ANALYSES if names is None else names:
+        found[name] = ANALYSES[name]()
+        if (reason := found[name].lacks(model)) is not None:
+            if names is not None:
+                raise UserError(f"no {name} analysis: {reason}; leave it out of --only")
+            del found[name]
+    return dict(sorted(found.items(), key=lambda each: (each[1].order, each[0])))
 
 
 def analyse(
     subject: Subject,
-    analyses: Sequence[Analysis],
+    analyses: Mapping[str, Analysis],
     out: str | Path,
     about: Mapping[str, Any],
     tell: Callable[[str, list[str]], None] = lambda name, findings: None,
@@ -45,16 +46,16 @@ def analyse(
     findings: dict[str, list[str]] = {}
     with writing(directory, resumable=False):
         directory.mkdir(parents=True, exist_ok=True)
-        for each in analyses:
-            result = each.run(subject)
+        for name, analysis in analyses.items():
+            result = analysis.run(subject)
             arrays = to_arrays(result)
             if "lens/tokens" in arrays:
                 arrays["lens/texts"] = _texts(subject, arrays["lens/tokens"])
             memory = io.BytesIO()
             np.savez_compressed(memory, **arrays)  # pyright: ignore[reportArgumentType]
-            (directory / f"{each.name}.npz").write_bytes(memory.getvalue())
-            findings[each.name] = result.findings()
-            tell(each.name, findings[each.name])
+            (directory / f"{name}.npz").write_bytes(memory.getvalue())
+            findings[name] = result.findings()
+            tell(name, findings[name])
         summary = {
             **about,
             "tokens": subject.tokens.tolist(),

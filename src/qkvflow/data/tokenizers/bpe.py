@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import SupportsInt
+from typing import Any, SupportsInt
 
 import numpy as np
 import tokenizers as hf
@@ -14,6 +14,7 @@ from qkvflow.data.tokenizers.base import TextStream, Tokenizer
 from qkvflow.data.tokenizers.char import decoding
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
+from qkvflow.zoo.registry import TOKENIZERS
 
 END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
@@ -22,6 +23,7 @@ _TRAINING_BYTES = 1 << 28
 _FORMAT = 1
 
 
+@TOKENIZERS.register("bpe")
 class SubwordTokenizer(Tokenizer):
     """A `tokenizers.Tokenizer`. With `lines`, cutting text between lines keeps its encoding."""
 
@@ -36,6 +38,22 @@ class SubwordTokenizer(Tokenizer):
         found = (backend.token_to_id(token) for token in _SEPARATORS)
         self.separator = next((i for i in found if i is not None), None)
         self._lines = lines
+
+    @classmethod
+    def fit(cls, argument: str, corpus: Any) -> "SubwordTokenizer":
+        if not argument.isdecimal():
+            written = f"bpe:{argument}" if argument else "bpe"
+            raise UserError(f"tokenizer '{written}' has no vocabulary size; write e.g. bpe:4096")
+        return train_bpe(corpus.train, int(argument))
+
+    @classmethod
+    def size_of(cls, argument: str) -> int | None:
+        """The most it can learn."""
+        return int(argument) if argument.isdecimal() else None
+
+    @classmethod
+    def read(cls, content: dict[str, Any]) -> "SubwordTokenizer":
+        raise ValueError("these are saved as the library saves them, see `read_subword`")
 
     def encode(self, text: str | bytes) -> np.ndarray:
         return self.encode_many([text])[0]

@@ -1,0 +1,1 @@
+"""What analyses are made of: the depth flow, its exponents, circuits, trends and saving."""

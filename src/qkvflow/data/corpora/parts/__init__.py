@@ -1,0 +1,1 @@
+"""What corpora are made of: shares and symbols."""
