@@ -9,24 +9,37 @@ import numpy as np
 from qkvflow.experiment.records import Record, Records, finite
 from qkvflow.experiment.statistics.contrast import Contrast, paired, welch
 from qkvflow.experiment.statistics.intervals import MINIMUM_SEEDS, constant
+from qkvflow.experiment.statistics.ranks import RankTest, mann_whitney, wilcoxon
 
 # Budgets closer than this are equal for the purpose of a caveat: training stops at whole steps.
 _BUDGET_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
+class Tests:
+    """What a pair that can be tested is tested with."""
+
+    contrast: Contrast
+    rank: RankTest
+
+
+@dataclass(frozen=True)
 class Pairing:
-    """The values of a pair. `contrast` is None exactly when `design` is `none`."""
+    """The values of a pair. `tests` is None exactly when `design` is `none`.
+
+    `text` is what both were evaluated on, None if losses on it do not compare.
+    """
 
     name: str | None
     a: str
     b: str
     design: str
     reason: str | None
+    text: tuple[Any, ...] | None
     seeds: tuple[list[int], list[int]]
     left_out: tuple[list[int], list[int]]
     values: tuple[list[float], list[float]]
-    contrast: Contrast | None
+    tests: Tests | None
     caveats: list[str]
 
     @property
@@ -42,8 +55,9 @@ def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> 
     seeds_a, seeds_b = sorted(values_a), sorted(values_b)
     caveats = _caveats(records, a, b, metric)
     reason = _why_not_comparable(of_a, of_b, a, b, metric)
-    design = "none"
+    design, text = "none", None
     if reason is None:
+        text = evaluated_on(_first(of_a), metric)
         unlike = _why_not_paired(of_a, of_b)
         if unlike is None and len(common) >= MINIMUM_SEEDS:
             design = "paired"
@@ -69,21 +83,23 @@ def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> 
         degenerate = _why_degenerate(kept_a, kept_b, design)
         if degenerate is not None:
             design, reason = "none", degenerate
-    contrast = None
+    tests = None
     if design == "paired":
-        contrast = paired(kept_a, kept_b)
+        differences = np.subtract(kept_a, kept_b)
+        tests = Tests(paired(kept_a, kept_b), wilcoxon(differences))
     elif design == "unpaired":
-        contrast = welch(kept_a, kept_b)
+        tests = Tests(welch(kept_a, kept_b), mann_whitney(kept_a, kept_b))
     return Pairing(
         name=name,
         a=a,
         b=b,
         design=design,
         reason=reason,
+        text=text,
         seeds=(seeds_a, seeds_b),
         left_out=left_out,
         values=(kept_a, kept_b),
-        contrast=contrast,
+        tests=tests,
         caveats=caveats,
     )
 
@@ -104,21 +120,22 @@ def _why_not_comparable(
     for label, runs in ((a, of_a), (b, of_b)):
         if not runs:
             return f"{label} has no finished run with a finite {metric} loss"
-    data_a, data_b = _data(of_a), _data(of_b)
-    tokens = ("tokenizer", "vocab_size")
-    if [data_a.get(key) for key in tokens] != [data_b.get(key) for key in tokens]:
+    *tokens_a, text_a = evaluated_on(_first(of_a), metric)
+    *tokens_b, text_b = evaluated_on(_first(of_b), metric)
+    if tokens_a != tokens_b:
         return f"{a} and {b} use different tokenizers: nats per token do not compare"
-    if _digest(data_a, metric) != _digest(data_b, metric):
+    if text_a != text_b:
         return f"{a} and {b} were evaluated on different {metric} data"
     return None
 
 
 def _why_not_paired(of_a: dict[int, Record], of_b: dict[int, Record]) -> str | None:
     """The same seed means the same batches only if data, batch size and context agree."""
-    if _digest(_data(of_a), "train") != _digest(_data(of_b), "train"):
+    first_a, first_b = _first(of_a), _first(of_b)
+    if _digest(first_a, "train") != _digest(first_b, "train"):
         return "trained on different data: a seed does not mean the same batches"
     shape = ("batch_size", "context")
-    trained_a, trained_b = (next(iter(o.values())).section("training") for o in (of_a, of_b))
+    trained_a, trained_b = first_a.section("training"), first_b.section("training")
     if [trained_a.get(key) for key in shape] != [trained_b.get(key) for key in shape]:
         return "batch size or context differ: a seed does not mean the same batches"
     return None
@@ -170,12 +187,19 @@ def mean_budget(records: Sequence[Record]) -> dict[str, Any]:
     return means
 
 
-def _data(runs: dict[int, Record]) -> Any:
-    return next(iter(runs.values())).section("data")
+def evaluated_on(record: Record, metric: str) -> tuple[Any, ...]:
+    """Tokenizer, vocabulary and text: what must agree for losses per token to compare."""
+    data = record.section("data")
+    return data.get("tokenizer"), data.get("vocab_size"), _digest(record, metric)
 
 
-def _digest(data: Any, split: str) -> Any:
+def _first(runs: dict[int, Record]) -> Record:
+    return next(iter(runs.values()))
+
+
+def _digest(record: Record, split: str) -> Any:
     """What identifies the text of a split; the whole corpus where splits carry no digest."""
+    data = record.section("data")
     own = ((data.get("splits") or {}).get(split) or {}).get("sha256")
     return own or data.get("sha256")
 
