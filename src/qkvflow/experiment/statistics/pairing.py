@@ -49,16 +49,20 @@ class Pairing:
 
 def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> Pairing:
     """Decide the design of one pair and gather its values."""
-    of_a, of_b = _by_seed(records.of(a), metric), _by_seed(records.of(b), metric)
-    values_a, values_b = _values(of_a, metric), _values(of_b, metric)
+    runs_a, runs_b = records.of(a), records.of(b)
+    values_a, values_b = _losses(runs_a, metric), _losses(runs_b, metric)
     common = sorted(values_a.keys() & values_b.keys())
     seeds_a, seeds_b = sorted(values_a), sorted(values_b)
     caveats = _caveats(records, a, b, metric)
-    reason = _why_not_comparable(of_a, of_b, a, b, metric)
+    lacking = next((x for x, values in ((a, values_a), (b, values_b)) if not values), None)
+    if lacking is not None:
+        reason = f"{lacking} has no finished run with a finite {metric} loss"
+    else:
+        reason = _why_not_comparable(runs_a[0], runs_b[0], metric)
     design, text = "none", None
     if reason is None:
-        text = evaluated_on(_first(of_a), metric)
-        unlike = _why_not_paired(of_a, of_b)
+        text = evaluated_on(runs_a[0], metric)
+        unlike = _why_not_paired(runs_a[0], runs_b[0])
         if unlike is None and len(common) >= MINIMUM_SEEDS:
             design = "paired"
             seeds_a = seeds_b = common
@@ -104,38 +108,34 @@ def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> 
     )
 
 
-def _by_seed(records: Sequence[Record], metric: str) -> dict[int, Record]:
-    return {r.seed: r for r in records if r.loss(metric, "nats") is not None}
+def _losses(runs: Sequence[Record], metric: str) -> dict[int, float]:
+    found = {run.seed: run.loss(metric, "nats") for run in runs}
+    return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _values(records: dict[int, Record], metric: str) -> dict[int, float]:
-    losses = {seed: record.loss(metric, "nats") for seed, record in records.items()}
-    return {seed: loss for seed, loss in losses.items() if loss is not None}
+def evaluated_on(run: Record, metric: str) -> tuple[Any, ...]:
+    """Tokenizer, vocabulary and text: what must agree for losses per token to compare."""
+    data = run.section("data")
+    return data.get("tokenizer"), data.get("vocab_size"), _digest(run, metric)
 
 
-def _why_not_comparable(
-    of_a: dict[int, Record], of_b: dict[int, Record], a: str, b: str, metric: str
-) -> str | None:
+def _why_not_comparable(a: Record, b: Record, metric: str) -> str | None:
     """Losses per token compare only on the same text cut into the same tokens."""
-    for label, runs in ((a, of_a), (b, of_b)):
-        if not runs:
-            return f"{label} has no finished run with a finite {metric} loss"
-    *tokens_a, text_a = evaluated_on(_first(of_a), metric)
-    *tokens_b, text_b = evaluated_on(_first(of_b), metric)
+    *tokens_a, text_a = evaluated_on(a, metric)
+    *tokens_b, text_b = evaluated_on(b, metric)
     if tokens_a != tokens_b:
-        return f"{a} and {b} use different tokenizers: nats per token do not compare"
+        return f"{a.label} and {b.label} use different tokenizers: nats per token do not compare"
     if text_a != text_b:
-        return f"{a} and {b} were evaluated on different {metric} data"
+        return f"{a.label} and {b.label} were evaluated on different {metric} data"
     return None
 
 
-def _why_not_paired(of_a: dict[int, Record], of_b: dict[int, Record]) -> str | None:
+def _why_not_paired(a: Record, b: Record) -> str | None:
     """The same seed means the same batches only if data, batch size and context agree."""
-    first_a, first_b = _first(of_a), _first(of_b)
-    if _digest(first_a, "train") != _digest(first_b, "train"):
+    if _digest(a, "train") != _digest(b, "train"):
         return "trained on different data: a seed does not mean the same batches"
     shape = ("batch_size", "context")
-    trained_a, trained_b = first_a.section("training"), first_b.section("training")
+    trained_a, trained_b = a.section("training"), b.section("training")
     if [trained_a.get(key) for key in shape] != [trained_b.get(key) for key in shape]:
         return "batch size or context differ: a seed does not mean the same batches"
     return None
@@ -187,19 +187,9 @@ def mean_budget(records: Sequence[Record]) -> dict[str, Any]:
     return means
 
 
-def evaluated_on(record: Record, metric: str) -> tuple[Any, ...]:
-    """Tokenizer, vocabulary and text: what must agree for losses per token to compare."""
-    data = record.section("data")
-    return data.get("tokenizer"), data.get("vocab_size"), _digest(record, metric)
-
-
-def _first(runs: dict[int, Record]) -> Record:
-    return next(iter(runs.values()))
-
-
-def _digest(record: Record, split: str) -> Any:
+def _digest(run: Record, split: str) -> Any:
     """What identifies the text of a split; the whole corpus where splits carry no digest."""
-    data = record.section("data")
+    data = run.section("data")
     own = ((data.get("splits") or {}).get(split) or {}).get("sha256")
     return own or data.get("sha256")
 
