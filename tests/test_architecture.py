@@ -30,7 +30,7 @@ ROWS = (
     ("fields",),
     ("schemes",),
     ("blocks",),
-    ("allocator", "paths", "threads"),
+    ("allocator", "files", "paths", "threads"),
     ("errors",),
 )
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}

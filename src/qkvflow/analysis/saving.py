@@ -10,8 +10,9 @@ import numpy as np
 from qkvflow.analysis.base import Analysis, Subject, to_arrays
 from qkvflow.analysis.members import ANALYSES
 from qkvflow.errors import UserError, unknown
+from qkvflow.files import to_json, write_whole
 from qkvflow.lm import LanguageModel
-from qkvflow.training.rundir import to_json, write_whole, writing
+from qkvflow.training.rundir import writing
 
 SUMMARY = "analysis.json"
 

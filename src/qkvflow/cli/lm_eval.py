@@ -42,10 +42,11 @@ def run(args: argparse.Namespace) -> int:
     from lm_eval.evaluator import simple_evaluate
 
     from qkvflow.cli.eval import at_depth
+    from qkvflow.files import to_json, write_whole
     from qkvflow.inference.harness import HarnessModel
     from qkvflow.training.export import load
     from qkvflow.training.run import use_compilation_cache
-    from qkvflow.training.rundir import to_json, write_whole, writing
+    from qkvflow.training.rundir import writing
 
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))

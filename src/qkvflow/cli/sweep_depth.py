@@ -48,10 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from qkvflow.files import to_json
     from qkvflow.inference.sweep import settings_of, sweep_depth
     from qkvflow.training.export import load
     from qkvflow.training.run import load_split, use_compilation_cache
-    from qkvflow.training.rundir import to_json
 
     if args.max_tokens < 0:
         raise UserError(f"--max-tokens must not be negative, not {args.max_tokens}")
@@ -132,8 +132,9 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def _write(directory: Path, answer: dict[str, Any], text: str) -> str:
+    from qkvflow.files import write_whole
     from qkvflow.report.sweep import draw_sweep, to_csv
-    from qkvflow.training.rundir import write_whole, writing
+    from qkvflow.training.rundir import writing
 
     with writing(directory, resumable=False):
         directory.mkdir(parents=True, exist_ok=True)

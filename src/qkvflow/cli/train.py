@@ -50,10 +50,10 @@ def report(
     args: argparse.Namespace, directory: Path, work: Callable[[Any, Any], dict[str, Any]]
 ) -> int:
     """Run `work(reporter, sample)` and say how it ended; returns the exit code."""
+    from qkvflow.files import to_json
     from qkvflow.parallel import hosts
     from qkvflow.training import Diverged, Interrupted
     from qkvflow.training.reporter import Plain, Rich, Silent
-    from qkvflow.training.rundir import to_json
 
     silent = args.quiet or args.json
     reporter = Silent() if silent else Rich() if sys.stdout.isatty() else Plain()

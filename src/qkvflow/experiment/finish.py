@@ -13,6 +13,7 @@ from qkvflow.experiment.ensemble import Ensemble
 from qkvflow.experiment.group import Member
 from qkvflow.experiment.records import curve
 from qkvflow.experiment.resolve import Entry
+from qkvflow.files import write_whole
 from qkvflow.inference import sample_text
 from qkvflow.lm import LanguageModel
 from qkvflow.training import rundir
@@ -77,7 +78,7 @@ def write_sample(ensemble: Ensemble, member: Member) -> None:
         text = f"(no sample: {error})"
     content = f"--- step {member.progress.best_step} ---\n{text}\n\n"
     with rundir.writing(member.directory):
-        rundir.write_whole(member.directory / rundir.SAMPLES, content)
+        write_whole(member.directory / rundir.SAMPLES, content)
 
 
 def _train_loss(directory: Path, steps: int) -> float | None:

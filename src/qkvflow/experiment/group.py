@@ -13,6 +13,7 @@ import numpy as np
 
 from qkvflow.experiment.ensemble import Ensemble, stack_runs, take_run
 from qkvflow.experiment.snapshot import read_arrays, read_host, save_snapshot
+from qkvflow.files import to_json
 from qkvflow.training import rundir
 from qkvflow.training.evaluate import Evaluation
 from qkvflow.training.loop import Progress
@@ -48,7 +49,7 @@ class Member:
             rundir.writing(self.directory),
             (self.directory / rundir.METRICS).open("a", encoding="utf-8") as file,
         ):
-            file.write(rundir.to_json(line) + "\n")
+            file.write(to_json(line) + "\n")
 
 
 @dataclasses.dataclass

@@ -22,11 +22,12 @@ from qkvflow.experiment.finish import record_of, write_sample, write_weights
 from qkvflow.experiment.group import Group, Hooks, Member, Stopped
 from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.plugins import load_plugins
-from qkvflow.experiment.records import read_record, write_json, write_record
+from qkvflow.experiment.records import read_record, write_record
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
 from qkvflow.experiment.snapshot import read_host
 from qkvflow.experiment.speed import measure_speed
 from qkvflow.experiment.watch import Silent, Watch
+from qkvflow.files import write_json, write_whole
 from qkvflow.training import rundir
 from qkvflow.training.config_files import read_yaml, write_yaml
 from qkvflow.training.evaluate import Evaluation
@@ -152,7 +153,7 @@ class Runner:
         content = {**self.plan.to_dict(), "command": command, "resolved": resolved}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         with rundir.writing(self.directory, resumable=False):
-            rundir.write_whole(self.directory / PLAN, text)
+            write_whole(self.directory / PLAN, text)
 
     def _has_plan(self) -> bool:
         return (self.directory / PLAN).exists()
@@ -248,7 +249,7 @@ class Runner:
             directory = self.run_dir(entry.label, seed)
             with rundir.writing(self.directory):
                 directory.mkdir(parents=True, exist_ok=True)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(entry.run(seed, lr)))
+                write_whole(directory / rundir.CONFIG, write_yaml(entry.run(seed, lr)))
             members.append(Member(seed, lr, directory))
         return Group(ensemble, members, snapshot, self._hooks(entry, title))
 
@@ -339,7 +340,7 @@ class Runner:
             member = Member(seed, entry.config.optim.lr, directory, error=reason)
             with rundir.writing(self.directory):
                 directory.mkdir(parents=True, exist_ok=True)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(entry.run(seed)))
+                write_whole(directory / rundir.CONFIG, write_yaml(entry.run(seed)))
                 write_record(directory / rundir.RECORD, record_of(entry, ensemble, member, None))
             self.watch.note(f"{entry.label} seed {seed} FAILED: {reason}")
 

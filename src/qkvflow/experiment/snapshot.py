@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkvflow.training.rundir import to_json, writing
+from qkvflow.files import to_json
+from qkvflow.training.rundir import writing
 
 
 def save_snapshot(path: Path, arrays: dict[str, Any], host: dict[str, Any]) -> None:

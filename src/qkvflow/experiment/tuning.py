@@ -8,10 +8,10 @@ from typing import Any
 
 from qkvflow.experiment.group import Group, Hooks, Member
 from qkvflow.experiment.plan import Plan
-from qkvflow.experiment.records import write_json
 from qkvflow.experiment.resolve import Entry
+from qkvflow.files import write_json, write_whole
 from qkvflow.training.config_files import write_yaml
-from qkvflow.training.rundir import CONFIG, write_whole
+from qkvflow.training.rundir import CONFIG
 
 FILE = "tuning.json"
 

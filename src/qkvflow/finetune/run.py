@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
 from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
 from qkvflow.lm import LanguageModel
@@ -57,7 +58,7 @@ def finetune(
     def begin() -> None:
         rundir.create(out)
         with rundir.writing(out, resumable=False):
-            rundir.write_whole(out / PLAN, rundir.to_json(plan, 1) + "\n")
+            write_whole(out / PLAN, to_json(plan, 1) + "\n")
 
     hosts.first(begin)
     record = train(
@@ -106,7 +107,7 @@ def _write(
         return
     report = _report(base, plan["base"], tuned, adaptation, note)
     with rundir.writing(directory):
-        rundir.write_whole(directory / REPORT, rundir.to_json(report, 1) + "\n")
+        write_whole(directory / REPORT, to_json(report, 1) + "\n")
 
 
 def finetune_config(

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
+from qkvflow.files import to_json, write_whole
 from qkvflow.parallel import hosts
 from qkvflow.training import rundir
 from qkvflow.training.evaluate import Evaluator
@@ -72,7 +73,7 @@ def write_record(
     record["hardware"] |= {"mesh": str(loop.layout.shape), "processes": hosts.count()}
     if hosts.is_first():
         with rundir.writing(loop.directory):
-            rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
+            write_whole(loop.directory / rundir.RECORD, to_json(record, 1) + "\n")
     return record
 
 

@@ -29,6 +29,7 @@ from qkvflow.data import (
 )
 from qkvflow.data.encode import encode_split
 from qkvflow.errors import UserError, unknown
+from qkvflow.files import write_whole
 from qkvflow.lm import LanguageModel
 from qkvflow.parallel import Layout, check_batch, hosts, make_layout, one_device
 from qkvflow.paths import cache_dir
@@ -86,7 +87,7 @@ def train(
             stack.enter_context(rundir.locked(directory))
             with rundir.writing(directory, resumable=False):
                 encoded.tokenizer.save(directory)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+                write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.first(begin)
         return _run(
@@ -127,7 +128,7 @@ def resume(
 
         def begin() -> None:
             with rundir.writing(directory):
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+                write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.first(begin)
         return _run(config, directory, encoded, sample, reporter or Silent(), label, notes, layout)

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkvflow.experiment.records import Records, write_json
+from qkvflow.experiment.records import Records
 from qkvflow.experiment.statistics.compare import compare_pairs
 from qkvflow.experiment.statistics.summary import summarise
+from qkvflow.files import write_json
 
 SUMMARY_FILE = "statistics_summary.json"
 TESTS_FILE = "significance_tests.json"
