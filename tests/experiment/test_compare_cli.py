@@ -1,5 +1,6 @@
 """The verb `compare`, from the options to the report."""
 
+import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,17 +55,20 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
         ("my-field", "standard")
     ]
     plan = yaml.safe_load((out / "plan.yaml").read_text())
-    assert plan["plugins"] == [str(EXAMPLE)]
+    assert "plugins" not in plan, "a plan is data; plugins are given to the command"
+    config = yaml.safe_load((out / "runs" / "my-field" / "seed-0" / "config.yaml").read_text())
+    (plugin,) = config["plugins"]
+    assert plugin["name"] == "my_field.py"
+    assert plugin["sha256"] == hashlib.sha256(EXAMPLE.read_bytes()).hexdigest()
     assert plan["command"].startswith("qkvflow compare")
     samples = (out / "runs" / "my-field" / "seed-2" / "samples.txt").read_text()
     assert "no sample" not in samples
-    # The selected weights of the first seed are kept, and make the losses of its record.
-    kept = load(out / "runs" / "standard" / "seed-0")
-    losses = read_json(out / "runs" / "standard" / "seed-0" / "record.json")["losses"]
+    # The selected weights of every run are kept, and make the losses of its record.
+    kept = load(out / "runs" / "standard" / "seed-1")
+    losses = read_json(out / "runs" / "standard" / "seed-1" / "record.json")["losses"]
     found = evaluate(kept.model, load_split(kept, "test")[0])
     assert found.nats == pytest.approx(losses["test"]["nats"], rel=1e-5)
     assert kept.step == losses["selected_step"]
-    assert not (out / "runs" / "standard" / "seed-1" / "model").exists()
     # The same again, in this process, has nothing to do but the report.
     (out / "report.html").unlink()
     assert main([*words, "--quiet"]) == 0
@@ -85,7 +89,8 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
         (("--config", "no.yaml"), "no configuration no.yaml"),
         (("--plugin", "no.py", "--steps", "5"), "no plugin no.py"),
         (("--steps", "5", "--match", "parms"), "did you mean params"),
-        (("--steps", "5", "--seeds-per-program", "0"), "auto or at least 1"),
+        (("--steps", "5", "--workers", "0"), "--workers must be at least 1"),
+        (("--steps", "5", "--executor", "rya"), "did you mean ray"),
         (("--steps", "5", "--model.name", "tong"), "--models"),
         (("--steps", "5", "--train.seed", "1"), "--seeds"),
         (("--stps", "5"), "did you mean --steps"),

@@ -94,7 +94,7 @@ def test_ablation_asks_every_question_of_the_documents():
     asked = " ".join(question.name for question in plan.questions)
     for word in ("adapter", "per layer", "ODE", "hybrid", "embedding", "gate", "states"):
         assert word in asked
-    assert plan.depths == ("0.5", "2", "4", "adaptive")
+    assert plan.train.eval_depths == "0.5,2,4,adaptive"
     sizes = {
         plan.base_config(spec).model.config.d_state
         for spec in plan.models
