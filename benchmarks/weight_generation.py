@@ -22,7 +22,7 @@ from qkvflow import LanguageModel, build, loss
 from qkvflow.blocks.base import Block
 from qkvflow.schemes.base import AbstractScheme, ApplyBranch, FieldLike, Hidden, Solution
 from qkvflow.schemes.euler import Parallel
-from qkvflow.schemes.grid import grid
+from qkvflow.schemes.parts.grid import grid
 
 
 class GeneratesInside(AbstractScheme):

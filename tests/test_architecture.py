@@ -46,7 +46,7 @@ UNKNOWN_TO: Mapping[str, frozenset[str]] = {
 # A run is made from its configuration in two modules; the rest of training takes models as given.
 EXCEPT = frozenset(
     {
-        ("fields", "qkvflow.schemes.grid"),
+        ("fields", "qkvflow.schemes.parts.grid"),
         ("qkvflow.runs.config", "qkvflow.zoo"),
         ("qkvflow.training.run", "qkvflow.zoo"),
     }
@@ -266,7 +266,7 @@ def plant(root: Path, files: Mapping[str, str]) -> Path:
         ("lm/model.py", "import qkvflow.fields.base\nfrom qkvflow.schemes import base\n"),
         ("lm/model.py", "from . import loss\nfrom .loss import loss\nfrom ..errors import E\n"),
         ("blocks/mlp.py", "import jax\nfrom qkvflow.blocks import base\n"),
-        ("fields/per_layer.py", "from qkvflow.schemes.grid import grid\n"),
+        ("fields/per_layer.py", "from qkvflow.schemes.parts.grid import grid\n"),
         ("experiment/runner.py", "from qkvflow import __version__\nfrom qkvflow.zoo import a\n"),
         ("__init__.py", "from qkvflow.zoo import build\n"),
     ],

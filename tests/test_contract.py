@@ -27,9 +27,7 @@ from tiny_models import (
 )
 
 from qkvflow.lm import LanguageModel
-from qkvflow.lm.assembly import FIELDS, MIXERS
-from qkvflow.schemes import SCHEMES
-from qkvflow.zoo import ModelConfig
+from qkvflow.zoo import FIELDS, MIXERS, SCHEMES, ModelConfig
 
 PAIRS = [
     (field, list(BLOCK_CASES)[(i + j) % len(BLOCK_CASES)], scheme)

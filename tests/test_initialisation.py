@@ -13,7 +13,7 @@ from jaxtyping import Array
 import qkvflow
 from qkvflow.lm import LanguageModel, build_config, loss
 from qkvflow.lm.assembly import init_block
-from qkvflow.schemes.grid import grid
+from qkvflow.schemes.parts.grid import grid
 from qkvflow.zoo import ModelConfig, configure, entry
 
 VOCAB = 256

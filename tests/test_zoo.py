@@ -12,9 +12,10 @@ import pytest
 from tiny_models import TINY, VOCAB, random_tokens
 
 import qkvflow
+from qkvflow.blocks import MLP, SwiGLU
 from qkvflow.errors import UserError
 from qkvflow.schemes import RK4, Parallel, Sequential
-from qkvflow.zoo import PUBLISHED, SIZES, ZOO, ModelConfig, configure, entry
+from qkvflow.zoo import MODELS, PUBLISHED, SIZES, ModelConfig, configure, entry
 
 KEY = jax.random.key(0)
 
@@ -86,6 +87,12 @@ def test_scheme_and_horizon_follow_the_entry():
     assert (standard.horizon, hybrid.horizon) == (3.0, 1.0)
 
 
+def test_every_mixer_of_a_block_is_the_named_one():
+    model = qkvflow.build("shared", vocab_size=VOCAB, key=KEY, **{**TINY, "block": "mlp+swiglu"})
+    mixers = [type(branch.mixer) for branch in model.field.at(1.0).branches]
+    assert mixers == [MLP, SwiGLU]
+
+
 def test_register():
     qkvflow.register("of-my-own", field="shared", block="attention+swiglu")
     try:
@@ -95,7 +102,7 @@ def test_register():
         with pytest.raises(UserError, match="there is a model 'of-my-own' already"):
             qkvflow.register("of-my-own")
     finally:
-        del ZOO["of-my-own"]
+        MODELS.unregister("of-my-own")
 
 
 @pytest.mark.usefixtures("unchecked")

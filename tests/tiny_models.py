@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from qkvflow.lm import LanguageModel, build_config
-from qkvflow.lm.assembly import FIELDS
-from qkvflow.zoo import ModelConfig
+from qkvflow.zoo import FIELDS, MIXERS, SCHEMES, ModelConfig
 
 VOCAB, SEQ = 17, 9
 TINY: dict[str, Any] = {
@@ -37,7 +36,7 @@ FIELD_CASES: dict[str, dict[str, Any]] = {
     **{name: {"field": name} for name in FIELDS},
     "frozen-time": {"field": "gated", "frozen_time": 0.4},
 }
-BLOCK_CASES: dict[str, dict[str, Any]] = {
+_BLOCKS: dict[str, dict[str, Any]] = {
     "attention+mlp": {},
     "attention+swiglu": LLAMA,
     "attention+ssm": {"final_norm": "time"},
@@ -45,11 +44,17 @@ BLOCK_CASES: dict[str, dict[str, Any]] = {
     "ssm": {"norm": "rmsnorm", "tied": False},
     "selective-ssm": {"positions": "none", "bias": False},
 }
+BLOCK_CASES: dict[str, dict[str, Any]] = {
+    **_BLOCKS,
+    # A mixer that nobody thought of here is met all the same.
+    **{f"attention+{name}": {} for name in MIXERS if name not in "+".join(_BLOCKS).split("+")},
+}
+_SCHEMES: dict[str, dict[str, Any]] = {
+    "euler": {"composition": "parallel"},
+    "adaptive": {"tolerance": 1e-5},
+}
 SCHEME_CASES: dict[str, dict[str, Any]] = {
-    "residual": {"scheme": "residual"},
-    "euler": {"scheme": "euler", "composition": "parallel"},
-    **{name: {"scheme": name} for name in ("midpoint", "heun", "rk4", "strang")},
-    "adaptive": {"scheme": "adaptive", "tolerance": 1e-5},
+    name: {"scheme": name, **_SCHEMES.get(name, {})} for name in SCHEMES
 }
 
 
@@ -59,7 +64,8 @@ def config_of(
     scheme: str = "residual",
     **overrides: Any,
 ) -> ModelConfig:
-    choices = {"block": block, **FIELD_CASES[field], **BLOCK_CASES[block], **SCHEME_CASES[scheme]}
+    of_block = BLOCK_CASES.get(block, {})
+    choices = {"block": block, **FIELD_CASES[field], **of_block, **SCHEME_CASES[scheme]}
     return ModelConfig(**{**TINY, **choices, **overrides})
 
 

@@ -11,6 +11,11 @@ class UserError(ValueError):
     """Something the user asked for cannot be done; the message says what to do instead."""
 
 
+class ResourceError(UserError):
+    """Something is in the way that is not in the request: a full disk, a directory in use. The same
+    command goes on when it is gone."""
+
+
 class UnknownName(UserError):
     """A name that is not in a set of names; `what` says which, without the hint."""
 

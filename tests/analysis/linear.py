@@ -6,7 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, AbstractNorm, Block, Branch, Linear, Role, Rows
+from qkvflow.blocks.base import (
+    AbstractMixer,
+    AbstractNorm,
+    Block,
+    Branch,
+    Linear,
+    Mixes,
+    Role,
+    Rows,
+)
 from qkvflow.fields import Shared
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import RK4
@@ -22,6 +31,8 @@ class NoNorm(AbstractNorm):
 
 
 class LinearMixer(AbstractMixer):
+    mixes: ClassVar[Mixes] = "channels"
+
     map: Linear
 
     def __call__(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qkvflow.blocks.convolution import causal_conv
+from qkvflow.blocks.kernels.convolution import causal_conv
 
 
 def make(seed, batch, seq, channels, width):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qkvflow.blocks.duality import (
+from qkvflow.blocks.kernels.duality import (
     CHUNK,
     chunked_flops_per_token,
     ssd_chunked,

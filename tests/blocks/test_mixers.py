@@ -14,8 +14,7 @@ from tiny_models import config_of, randomised
 from qkvflow.blocks import AbstractMixer, Attention, Branch, LayerNorm, RMSNorm, Rows
 from qkvflow.blocks.attention import attend_with_dropout, rotate
 from qkvflow.blocks.base import cast_matrices, dropout
-from qkvflow.lm.assembly import MIXERS
-from qkvflow.zoo import ModelConfig
+from qkvflow.zoo import MIXERS, ModelConfig
 
 KEY = jax.random.key(0)
 D_MODEL = 16
@@ -230,8 +229,7 @@ def test_matrices_alone_become_narrow(name: str):
 @pytest.mark.parametrize("name", MIXERS)
 def test_flops_against_xla(name: str):
     """XLA counts activations as well: at these widths a few hundredths of the products."""
-    block = name if name in STATE_SPACES else f"attention+{'swiglu' if name == 'swiglu' else 'mlp'}"
-    config = ModelConfig(block=block, d_model=256, num_heads=2, d_state=128, context=64)
+    config = ModelConfig(block=name, d_model=256, num_heads=2, d_state=128, context=64)
     mixer = eqx.filter_eval_shape(lambda key: MIXERS[name](config, 1.0, key), KEY)
     rows = Rows(1, 64)
     x = jax.ShapeDtypeStruct((64, 256), jnp.float32)

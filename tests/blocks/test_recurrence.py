@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qkvflow.blocks.recurrence import (
+from qkvflow.blocks.kernels.recurrence import (
     CHUNK,
     SEGMENT,
     chunked_flops_per_token,

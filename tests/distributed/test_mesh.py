@@ -1,5 +1,6 @@
 """Meshes as text, and the table from what an array does to the axes it is divided along."""
 
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -19,13 +20,14 @@ from qkvflow.distributed import (
 from qkvflow.distributed.mesh import AXES
 from qkvflow.distributed.table import TABLE, spec
 from qkvflow.errors import UserError
-from qkvflow.lm.assembly import abstract_model
-from qkvflow.runs.config import OPTIMISERS, make_config
-from qkvflow.schemes.grid import grid
+from qkvflow.lm.assembly import abstract_model, init_block
+from qkvflow.runs.config import OptimConfig
+from qkvflow.schemes.parts.grid import grid
 from qkvflow.training import init_state
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.zoo.entries import ZOO
+from qkvflow.training.step import Hyper
+from qkvflow.zoo import OPTIMISERS, configure, entry, names
 
 CUBE = AbstractMesh((2, 2, 2), AXES)
 
@@ -80,11 +82,15 @@ def by_path(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
-@pytest.mark.parametrize("name", ZOO)
+def config_of(name: str) -> Any:
+    return configure(entry(name), {})
+
+
+@pytest.mark.parametrize("name", names())
 def test_a_device_has_its_share_of_every_model(name: str):
     """Of a cube of devices, each has a quarter of the matrices: `data` holds copies. The smallest
     models have a fifth of their parameters in vectors and time embeddings, which stay whole."""
-    params, _ = abstract_model(make_config({"model": {"name": name}}), 256)
+    params, _ = abstract_model(config_of(name), 256)
     divided = shardings(params, CUBE)
     whole = sum(leaf.size for leaf in jax.tree.leaves(params))
     own = sum(
@@ -95,8 +101,7 @@ def test_a_device_has_its_share_of_every_model(name: str):
 
 
 def test_a_generator_is_divided_as_what_it_generates():
-    config = make_config({"model": {"name": "tong"}})
-    model = eqx.combine(*abstract_model(config, 256))
+    model = eqx.combine(*abstract_model(config_of("tong"), 256))
     stack = eqx.filter_eval_shape(lambda field: field.stack(grid(6)), model.field)
     made = by_path(shardings(stack, CUBE))
     generators = by_path(shardings(model.field, CUBE))
@@ -110,11 +115,40 @@ def test_a_generator_is_divided_as_what_it_generates():
         assert maps.spec[1] == ("tensor" if ".out" in path or ".down" in path else "fsdp")
 
 
+WRITES = {
+    "attention": {"out"},
+    "mlp": {"down"},
+    "swiglu": {"down"},
+    "ssm": {"c"},
+    "selective-ssm": {"out_proj"},
+}
+"""Of every mixer, the matrices that write to the residual stream: their inputs are on `tensor`."""
+
+
+@pytest.mark.parametrize("mixer", WRITES)
+def test_matrices_are_divided_by_what_they_do(mixer: str):
+    block = eqx.filter_eval_shape(
+        lambda key: init_block(configure(entry("standard"), {"block": mixer}), key),
+        jax.random.key(0),
+    )
+    made = by_path(shardings(block, CUBE))
+    shapes = by_path(block)
+    writing = set()
+    for path, sharding in made.items():
+        if shapes[path].ndim < 2 or ".kernel" in path:
+            continue
+        assert set(sharding.spec) == {"fsdp", "tensor"}, path
+        if sharding.spec[0] == "tensor":
+            writing.add(path.removesuffix(".weight").rpartition(".")[2])
+    assert writing == WRITES[mixer]
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_an_optimiser_keeps_its_state_beside_the_parameters(name: str):
-    config = make_config({"model": {"name": "standard"}, "optim": {"name": name}})
-    rule = optimiser(config.optim, make_schedule(config.optim, 10))
-    params = abstract_model(config, 256)[0]
+    optim = OptimConfig(name=name)
+    hyper = Hyper(*(jax.numpy.asarray(each) for each in (0, 1e-3, 2, 10)))
+    rule = optimiser(optim, partial(make_schedule(optim), hyper))
+    params = abstract_model(config_of("standard"), 256)[0]
     state = jax.eval_shape(lambda params: init_state(params, rule), params)
     divided = by_path(shardings(state, CUBE))
     shapes = by_path(state)
@@ -130,8 +164,7 @@ def test_an_optimiser_keeps_its_state_beside_the_parameters(name: str):
 
 def test_a_mesh_of_one_device_changes_nothing():
     layout = make_layout("data=1")
-    config = make_config({"model": {"name": "standard"}})
-    model = eqx.combine(*abstract_model(config, 256))
+    model = eqx.combine(*abstract_model(config_of("standard"), 256))
     assert layout.shard_model(model) is model
     assert make_mesh(MeshShape()).size == 1
     with pytest.raises(UserError, match="tensor=3 does not divide this model's 4 heads"):

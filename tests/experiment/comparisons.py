@@ -37,11 +37,10 @@ def content(text: Path, **changes: Any) -> dict[str, Any]:
         "budget": {"steps": 12},
         "data": {"spec": f"file:{text}?split=0.8,0.1,0.1", "tokenizer": "char"},
         "model": {"d_model": 16, "num_steps": 2, "num_heads": 2, "context": 16, "d_time": 4},
-        "train": {"batch_size": 4, "log_every": 2, "steps_per_dispatch": 2},
+        "train": {"batch_size": 4, "log_every": 2, "steps_per_dispatch": 2, "samples": "none"},
         "optim": {"lr": 0.003, "warmup": 2},
         "checkpoint": {"every": 4},
         "evaluations": 3,
-        "samples": "none",
         "speed_rounds": 0,
     }
     return {**base, **changes}
@@ -53,6 +52,19 @@ def small_plan(text: Path, **changes: Any) -> Plan:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
+
+
+def children() -> list[int]:
+    """Processes that this one started, and that are still there."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(words[1]) == os.getpid() and words[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 def lines_of(run_dir: Path) -> list[dict[str, Any]]:

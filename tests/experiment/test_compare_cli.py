@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 import yaml
@@ -13,10 +12,9 @@ from comparisons import environment, read_json
 from qkvflow.cli import main
 from qkvflow.evaluation.losses import evaluate
 from qkvflow.experiment.plan import TUNING_GRID
-from qkvflow.lm.assembly import FIELDS
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load
-from qkvflow.zoo import ZOO
+from qkvflow.zoo import FIELDS, MODELS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_field.py"
 SMALL = (
@@ -33,8 +31,9 @@ def options(text: Path, out: Path, *more: str) -> list[str]:
 @pytest.fixture
 def the_zoo_as_it_was() -> Iterator[None]:
     """A plugin adds to the registries of this process, and other tests run over all of them."""
-    with patch.dict(FIELDS), patch.dict(ZOO):
-        yield
+    yield
+    FIELDS.unregister("two-ends")
+    MODELS.unregister("my-field")
 
 
 @pytest.mark.usefixtures("the_zoo_as_it_was")

@@ -17,14 +17,14 @@ from qkvflow.errors import UserError
 from qkvflow.fields import FrozenTime, Hypernet, PerLayer, Shared, stack_layers
 from qkvflow.fields.base import take
 from qkvflow.fields.basis import basis_functions, constant_coefficients
-from qkvflow.fields.gates import GATES, init_gate
 from qkvflow.fields.hypernet import Generator, is_generator
-from qkvflow.fields.precomputed import precompute
-from qkvflow.fields.time import TIME_FEATURES, hats, make_time_features
+from qkvflow.fields.parts.gates import GATES, ChannelGate, init_gate
+from qkvflow.fields.parts.time import TIME_FEATURES, hats, make_time_features
+from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.lm import build_config
 from qkvflow.lm.assembly import init_block
-from qkvflow.schemes.grid import grid
-from qkvflow.zoo import ModelConfig
+from qkvflow.schemes.parts.grid import grid
+from qkvflow.zoo import ModelConfig, configure
 
 DEPTHS = np.array([0.0, 0.1, 1 / 3, 0.37, 0.5, 2 / 3, 0.9, 1.0], np.float32)
 
@@ -162,11 +162,11 @@ def test_low_rank_terms_have_their_rank():
 # Gates
 
 
-@pytest.mark.parametrize("kind", [each for each in GATES if each not in ("documents", "published")])
+@pytest.mark.parametrize("kind", [each for each in GATES if each != "time-indexed"])
 @pytest.mark.parametrize("squash", ["sigmoid", "centred"])
 def test_gates_start_as_documented(kind: str, squash: str):
     features = make_time_features("sinusoidal", num_frequencies=3, num_layers=3, key=KEY)
-    made = init_gate(kind, (5, 7), num_features=7, squash=squash, rank=2, key=KEY)
+    made = init_gate(kind, (5, 7), num_features=7, activation=squash, rank=2, key=KEY)
     factor = np.broadcast_to(made(features(DEPTHS)), (len(DEPTHS), 5, 7))
     if squash == "centred":
         np.testing.assert_array_equal(factor, 1.0)
@@ -181,6 +181,34 @@ def test_gates_start_as_documented(kind: str, squash: str):
     assert (across > 0.0).all()
     assert (np.ptp(across, axis=1).max() > 0.0) == (kind != "output")
     assert (np.ptp(across, axis=2).max() > 0.0) == (kind != "input")
+
+
+TIME_INDEXED = {
+    "attention": {"qkv": 0, "out": 1},
+    "mlp": {"up": 0, "down": 0},
+    "swiglu": {"gate": 0, "up": 0, "down": 0},
+    "ssm": {"b": 0, "c": 1, "d": 0, "log_a": 0, "log_delta": 0},
+    "selective-ssm": {"in_proj": 0, "out_proj": 1, "log_a": 0, "d": 0},
+}
+"""The axis of each weight that the time-indexed gates scale: 0 for input channels, 1 for output."""
+
+
+@pytest.mark.parametrize("mixer", TIME_INDEXED)
+def test_time_indexed_gates_sit_where_they_were_published(mixer: str):
+    field = build_config(config_of("gated", block=mixer), vocab_size=3, key=KEY).field
+    found = {}
+    for path, gate in jax.tree_util.tree_leaves_with_path(
+        field.gates, is_leaf=lambda x: isinstance(x, ChannelGate)
+    ):
+        *_, place, _, array = [
+            str(getattr(step, "name", getattr(step, "key", ""))) for step in path
+        ]
+        found[place if array == "weight" else array] = gate.axis
+    assert found == TIME_INDEXED[mixer]
+
+
+def test_older_configurations_name_the_gates_otherwise():
+    assert configure({}, {"gate": "documents"}) == configure({}, {"gate": "time-indexed"})
 
 
 def test_centred_gates_leave_the_block_as_it_was():
@@ -200,7 +228,7 @@ def test_unknown_members():
         make_time_features("sinusoid", num_frequencies=3, num_layers=3, key=KEY)
     for kind, squash in (("outputs", "sigmoid"), ("output", "sigmoids")):
         with pytest.raises(UserError, match="did you mean"):
-            init_gate(kind, (2, 2), num_features=features.size, squash=squash, rank=1, key=KEY)
+            init_gate(kind, (2, 2), num_features=features.size, activation=squash, rank=1, key=KEY)
     with pytest.raises(UserError, match="did you mean cosine"):
         basis_functions("cosines", DEPTHS, 3)
 

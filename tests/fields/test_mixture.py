@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny
 
-from qkvflow.fields.mixture import mixture
+from qkvflow.fields.parts.mixture import mixture
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (2, 5, 3)])

@@ -13,7 +13,7 @@ from tiny_models import TINY, VOCAB, random_tokens, randomised
 from qkvflow.data.tokenizers import CharTokenizer
 from qkvflow.errors import UserError
 from qkvflow.fields import Lora, PerLayer
-from qkvflow.fields.lora import matrices_of
+from qkvflow.fields.wrappers.lora import matrices_of
 from qkvflow.finetune import Adaptation, adapted_model, load_adapter, merge, save_adapter
 from qkvflow.finetune.adaptation import model_changes, relayered
 from qkvflow.finetune.adapters import weights_hash

@@ -10,6 +10,8 @@ One matrix holds queries, keys and values, head after head: queries of all heads
 then values. One product and one reshape feed the attention core, which matters for speed.
 """
 
+from typing import ClassVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,11 +20,14 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import (
     AbstractAppendingMixer,
     Linear,
+    Mixes,
     Rows,
     dropout,
     init_linear,
     place,
 )
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import MIXERS
 
 Heads = Float[Array, "batch seq heads d_head"]
 KVHeads = Float[Array, "batch seq kv_heads d_head"]
@@ -88,6 +93,8 @@ def attend_to_past(q: Heads, past: KVCache, new: KVCache, start: int | Int[Array
 
 
 class Attention(AbstractAppendingMixer):
+    mixes: ClassVar[Mixes] = "tokens"
+
     qkv: Linear
     out: Linear
     num_heads: int = eqx.field(static=True)
@@ -160,10 +167,25 @@ def init_attention(
     key_qkv, key_out = jax.random.split(key)
     d_packed = d_model // num_heads * (num_heads + 2 * num_kv_heads)
     return Attention(
-        init_linear(d_model, d_packed, bias=bias, std=std, key=key_qkv),
-        init_linear(d_model, d_model, bias=bias, std=out_std, key=key_out),
+        init_linear(d_model, d_packed, bias=bias, std=std, key=key_qkv, role="in_proj"),
+        init_linear(d_model, d_model, bias=bias, std=out_std, key=key_out, role="out_proj"),
         num_heads,
         num_kv_heads,
         rotary_base,
         dropout,
+    )
+
+
+@MIXERS.register("attention")
+def make_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> Attention:
+    return init_attention(
+        config.d_model,
+        num_heads=config.num_heads,
+        num_kv_heads=config.kv_heads,
+        bias=config.bias if config.attention_bias is None else config.attention_bias,
+        rotary_base=config.rotary_base if config.positions == "rope" else None,
+        dropout=config.attention_dropout,
+        std=config.init_std,
+        out_std=config.init_std * out_scale,
+        key=key,
     )

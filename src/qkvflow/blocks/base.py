@@ -10,7 +10,7 @@ and the state space scan unfold them into sequences (see `Rows`).
 
 import abc
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -18,35 +18,48 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-Role = Literal["matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
-"""What an array does in its layer, which is what a field needs to know of it:
+Role = Literal["in_proj", "out_proj", "matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
+"""What an array does in its layer. Fields, optimisers and sharding decide by it:
 
-matrix  maps input channels to output channels (`in out`)
-kernel  a short convolution (`width channels`)
-bias    added; 0 does nothing
-scale   multiplied; 1 does nothing (norm scales)
-gain    multiplied, with no neutral value of its own (skip connections)
-log     a positive quantity stored as its logarithm, so that it stays positive under any field
-offset  added, with no neutral value of its own
+in_proj   a matrix (`in out`) whose input is the residual stream
+out_proj  a matrix whose output is added to the residual stream
+matrix    any other matrix
+kernel    a short convolution (`width channels`)
+bias      added; 0 does nothing
+scale     multiplied; 1 does nothing (norm scales)
+gain      multiplied, with no neutral value of its own (skip connections)
+log       a positive quantity stored as its logarithm, so that it stays positive under any field
+offset    added, with no neutral value of its own
 """
+
+
+Mixes = Literal["tokens", "channels"]
+
+
+def is_matrix(role: Role) -> bool:
+    return role in ("in_proj", "out_proj", "matrix")
 
 
 class AbstractWeights(eqx.Module):
     """Arrays that are used together: the unit a field generates, gates or shares."""
 
-    roles: eqx.AbstractClassVar[dict[str, Role]]
+    @property
+    @abc.abstractmethod
+    def roles(self) -> dict[str, Role]:
+        """The role of every array by its name; a class variable will do."""
 
 
 def is_weights(x: Any) -> bool:
     return isinstance(x, AbstractWeights)
 
 
-def map_by_path(tree: Any, decide: Callable[[list[Any], list[Any], Any], Any]) -> Any:
-    """`decide(nodes, names, leaf)` for every array: the chain of nodes above it and the name of
-    the step taken from each. What an array does follows from where it stands."""
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    decided = []
-    for path, leaf in leaves:
+def leaves_with_nodes(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> list[tuple[list[Any], list[Any], Any]]:
+    """Every leaf with the chain of nodes above it and the name of the step taken from each: what
+    an array does follows from where it stands."""
+    found = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]:
         nodes, names, node = [], [], tree
         for step in path:
             nodes.append(node)
@@ -59,8 +72,14 @@ def map_by_path(tree: Any, decide: Callable[[list[Any], list[Any], Any], Any]) -
                     node = node[name]
                 case _:
                     raise TypeError(f"no such step in a model: {step!r}")
-        decided.append(decide(nodes, names, leaf))
-    return jax.tree.unflatten(structure, decided)
+        found.append((nodes, names, leaf))
+    return found
+
+
+def map_by_path(tree: Any, decide: Callable[[list[Any], list[Any], Any], Any]) -> Any:
+    """`decide(nodes, names, leaf)` for every array; see `leaves_with_nodes`."""
+    decided = [decide(*each) for each in leaves_with_nodes(tree)]
+    return jax.tree.unflatten(jax.tree.structure(tree), decided)
 
 
 class Rows(eqx.Module):
@@ -70,10 +89,10 @@ class Rows(eqx.Module):
     seq: int = eqx.field(static=True)
     start: int | Int[Array, ""] = 0
 
-    def unfold(self, x: Float[Array, "rows *rest"]) -> Float[Array, "batch seq *rest"]:
+    def unfold(self, x: Float[Array, " rows *rest"]) -> Float[Array, "batch seq *rest"]:
         return x.reshape(self.batch, self.seq, *x.shape[1:])
 
-    def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, "rows *rest"]:
+    def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, " rows *rest"]:
         return x.reshape(self.batch * self.seq, *x.shape[2:])
 
     @property
@@ -83,6 +102,9 @@ class Rows(eqx.Module):
 
 class AbstractMixer(eqx.Module):
     """A map from a normalised state to an increment, causal along the sequence."""
+
+    mixes: eqx.AbstractClassVar[Mixes]
+    """Whether an increment depends on earlier tokens or on its own token alone."""
 
     @abc.abstractmethod
     def __call__(
@@ -191,7 +213,7 @@ def cast_matrices(block: Any, dtype: jnp.dtype) -> Any:
         names = [
             name
             for name, role in weights.roles.items()
-            if role == "matrix" and getattr(weights, name) is not None
+            if is_matrix(role) and getattr(weights, name) is not None
         ]
         arrays = [getattr(weights, name).astype(dtype) for name in names]
         if not names:
@@ -206,8 +228,12 @@ class Linear(AbstractWeights):
 
     weight: Float[Array, "*depth d_in d_out"]
     bias: Float[Array, "*depth d_out"] | None
+    role: Role = eqx.field(static=True, default="matrix")
+    """Of the weight."""
 
-    roles: ClassVar[dict[str, Role]] = {"weight": "matrix", "bias": "bias"}
+    @property
+    def roles(self) -> dict[str, Role]:
+        return {"weight": self.role, "bias": "bias"}
 
     def __call__(self, x: Float[Array, "rows d_in"]) -> Float[Array, "rows d_out"]:
         y = x.astype(self.weight.dtype) @ self.weight
@@ -218,7 +244,9 @@ class Linear(AbstractWeights):
         return 2 * self.weight.shape[-2] * self.weight.shape[-1]
 
 
-def init_linear(d_in: int, d_out: int, *, bias: bool, std: float, key: PRNGKeyArray) -> Linear:
+def init_linear(
+    d_in: int, d_out: int, *, bias: bool, std: float, key: PRNGKeyArray, role: Role = "matrix"
+) -> Linear:
     """Normal weights of standard deviation `std`, zero bias."""
     weight = std * jax.random.normal(key, (d_in, d_out))
-    return Linear(weight, jnp.zeros(d_out) if bias else None)
+    return Linear(weight, jnp.zeros(d_out) if bias else None, role)

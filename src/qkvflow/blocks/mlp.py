@@ -1,16 +1,15 @@
-"""Channel mixers that look at one token at a time.
-
-MLP:     y = gelu(x W_up + b) W_down + b, with the tanh form of GELU (as in GPT-2)
-SwiGLU:  y = (silu(x W_gate) * (x W_up)) W_down (Shazeer 2020, as in Llama)
-"""
+"""The MLP of GPT-2: y = gelu(x W_up + b) W_down + b, with the tanh form of GELU."""
 
 from functools import partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, Linear, Rows, init_linear
+from qkvflow.blocks.base import AbstractMixer, Linear, Mixes, Rows, init_linear
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import MIXERS
 
 
 @partial(jax.checkpoint, prevent_cse=False)
@@ -21,6 +20,8 @@ def _gelu(x: Float[Array, "rows d_hidden"]) -> Float[Array, "rows d_hidden"]:
 
 
 class MLP(AbstractMixer):
+    mixes: ClassVar[Mixes] = "channels"
+
     up: Linear
     down: Linear
 
@@ -41,44 +42,23 @@ class MLP(AbstractMixer):
         return self.up.flops_per_token + self.down.flops_per_token
 
 
-class SwiGLU(AbstractMixer):
-    gate: Linear
-    up: Linear
-    down: Linear
-
-    def __call__(
-        self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "rows d_model"]:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
-
-    def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> None:
-        return None
-
-    def extend(
-        self, x: Float[Array, "rows d_model"], rows: Rows, state: None
-    ) -> tuple[Float[Array, "rows d_model"], None]:
-        return self(x, rows), None
-
-    def flops_per_token(self, context: int) -> int:
-        return sum(layer.flops_per_token for layer in (self.gate, self.up, self.down))
-
-
 def init_mlp(
     d_model: int, d_hidden: int, *, bias: bool, std: float, out_std: float, key: PRNGKeyArray
 ) -> MLP:
     key_up, key_down = jax.random.split(key)
     return MLP(
-        init_linear(d_model, d_hidden, bias=bias, std=std, key=key_up),
-        init_linear(d_hidden, d_model, bias=bias, std=out_std, key=key_down),
+        init_linear(d_model, d_hidden, bias=bias, std=std, key=key_up, role="in_proj"),
+        init_linear(d_hidden, d_model, bias=bias, std=out_std, key=key_down, role="out_proj"),
     )
 
 
-def init_swiglu(
-    d_model: int, d_hidden: int, *, bias: bool, std: float, out_std: float, key: PRNGKeyArray
-) -> SwiGLU:
-    key_gate, key_up, key_down = jax.random.split(key, 3)
-    return SwiGLU(
-        init_linear(d_model, d_hidden, bias=bias, std=std, key=key_gate),
-        init_linear(d_model, d_hidden, bias=bias, std=std, key=key_up),
-        init_linear(d_hidden, d_model, bias=bias, std=out_std, key=key_down),
+@MIXERS.register("mlp")
+def make_mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> MLP:
+    return init_mlp(
+        config.d_model,
+        config.d_hidden,
+        bias=config.bias,
+        std=config.init_std,
+        out_std=config.init_std * out_scale,
+        key=key,
     )

@@ -17,10 +17,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Linear, Role, Rows, init_linear
-from qkvflow.blocks.convolution import causal_conv
-from qkvflow.blocks.duality import chunked_flops_per_token, ssd_chunked, ssd_scan, ssd_step
-from qkvflow.blocks.norm import RMSNorm
+from qkvflow.blocks.base import (
+    AbstractMixer,
+    AbstractWeights,
+    Linear,
+    Mixes,
+    Role,
+    Rows,
+    init_linear,
+)
+from qkvflow.blocks.kernels.convolution import causal_conv
+from qkvflow.blocks.kernels.duality import chunked_flops_per_token, ssd_chunked, ssd_scan, ssd_step
+from qkvflow.blocks.kernels.norm import RMSNorm
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import MIXERS
 
 
 class Convolution(AbstractWeights):
@@ -46,6 +56,8 @@ class SelectiveState(eqx.Module):
 
 
 class SelectiveSSM(AbstractMixer):
+    mixes: ClassVar[Mixes] = "tokens"
+
     in_proj: Linear
     conv: Convolution
     decay: Decay
@@ -137,7 +149,9 @@ def init_selective_ssm(
     delta = jnp.exp(jax.random.uniform(key_delta, (heads,), minval=span[0], maxval=span[1]))
     bound = conv_width**-0.5
     return SelectiveSSM(
-        in_proj=init_linear(d_model, inner + channels + heads, bias=False, std=std, key=key_in),
+        in_proj=init_linear(
+            d_model, inner + channels + heads, bias=False, std=std, key=key_in, role="in_proj"
+        ),
         conv=Convolution(
             jax.random.uniform(key_conv, (conv_width, channels), minval=-bound, maxval=bound),
             jnp.zeros(channels),
@@ -149,8 +163,24 @@ def init_selective_ssm(
             delta_bias=delta + jnp.log(-jnp.expm1(-delta)),
         ),
         norm=RMSNorm(jnp.ones(inner), norm_eps),
-        out_proj=init_linear(inner, d_model, bias=False, std=out_std, key=key_out),
+        out_proj=init_linear(inner, d_model, bias=False, std=out_std, key=key_out, role="out_proj"),
         head_dim=head_dim,
         d_state=d_state,
         groups=groups,
+    )
+
+
+@MIXERS.register("selective-ssm")
+def make_selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SelectiveSSM:
+    return init_selective_ssm(
+        config.d_model,
+        d_state=config.d_state,
+        expand=config.ssm_expand,
+        head_dim=config.head_dim,
+        groups=config.ssm_groups,
+        conv_width=config.conv_width,
+        std=config.init_std,
+        out_std=config.init_std * out_scale,
+        norm_eps=config.norm_eps,
+        key=key,
     )

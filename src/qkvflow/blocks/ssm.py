@@ -1,4 +1,4 @@
-"""The linear time-invariant state space layer of the reference documents.
+"""A linear time-invariant state space layer, that of the time-indexed extension (zaphrode/qkvflow).
 
     h_k = exp(delta A) h_{k-1} + delta B x_k,   y_k = C h_k + D x_k
 
@@ -16,12 +16,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Role, Rows
-from qkvflow.blocks.recurrence import (
+from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Mixes, Role, Rows
+from qkvflow.blocks.kernels.recurrence import (
     chunked_flops_per_token,
     chunked_states,
     step_state,
 )
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import MIXERS
 
 
 class StateSpace(AbstractWeights):
@@ -33,14 +35,16 @@ class StateSpace(AbstractWeights):
 
     roles: ClassVar[dict[str, Role]] = {
         "log_a": "log",
-        "b": "matrix",
-        "c": "matrix",
+        "b": "in_proj",
+        "c": "out_proj",
         "d": "gain",
         "log_delta": "log",
     }
 
 
 class SSM(AbstractMixer):
+    mixes: ClassVar[Mixes] = "tokens"
+
     space: StateSpace
 
     def _run(self, x: Array, rows: Rows, initial: Array, states: Any) -> tuple[Array, Array]:
@@ -109,3 +113,8 @@ def init_ssm(d_model: int, d_state: int, *, out_scale: float, key: PRNGKeyArray)
             log_delta=jax.random.uniform(key_delta, (d_state,), minval=span[0], maxval=span[1]),
         )
     )
+
+
+@MIXERS.register("ssm")
+def make_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SSM:
+    return init_ssm(config.d_model, config.d_state, out_scale=out_scale, key=key)

@@ -71,20 +71,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--title", help="the question, for the head of the report")
     running = parser.add_argument_group("running")
     running.add_argument(
-        "--seeds-per-program",
-        default="auto",
-        metavar="auto|N",
-        help="runs that train as one program; auto: as many as memory allows",
+        "--workers",
+        type=int,
+        metavar="N",
+        help="runs at once (default: one for each core, or for each accelerator)",
+    )
+    running.add_argument(
+        "--executor", default="local", metavar="NAME", help="local (worker processes) or ray"
+    )
+    running.add_argument(
+        "--ray-address", metavar="ADDR", help="of an existing Ray cluster (default: this machine's)"
+    )
+    running.add_argument(
+        "--cpus-per-run", type=float, default=1.0, metavar="X", help="that a Ray task asks for"
+    )
+    running.add_argument(
+        "--gpus-per-run", type=float, default=0.0, metavar="X", help="that a Ray task asks for"
     )
     running.add_argument(
         "--speed-rounds", metavar="N", help="rounds of timing (default 7, 0: none)"
     )
     running.add_argument("--no-samples", action="store_true", help="no generated text")
-    running.add_argument(
-        "--weights",
-        metavar="first|all|none",
-        help="keep the selected weights of every model's first seed, of all or of none",
-    )
     running.add_argument("--retry-failed", action="store_true", help="run failed runs once more")
     running.add_argument("--no-report", action="store_true", help="records and statistics alone")
     running.add_argument("--quiet", action="store_true", help="say nothing but errors")
@@ -95,22 +102,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qkvflow.experiment.group import Stopped
-    from qkvflow.experiment.runner import run_plan
-    from qkvflow.experiment.watch import Plain, Rich, Silent
+    from qkvflow.experiment.comparison import run_plan
+    from qkvflow.experiment.display import BarDisplay, LineDisplay, SilentDisplay
+    from qkvflow.experiment.executors import ExecutorOptions, Stopped, make_executor
 
     plan = plan_of(args)
     if args.dry_run:
         return _dry_run(plan)
-    watch = Silent() if args.quiet else Rich() if sys.stdout.isatty() else Plain()
+    plugins = tuple(args.plugin or ())
+    options = ExecutorOptions(
+        args.workers, plugins, args.ray_address, args.cpus_per_run, args.gpus_per_run
+    )
+    display = BarDisplay() if sys.stdout.isatty() else LineDisplay()
     try:
         outcome = run_plan(
             plan,
             args.out,
-            watch=watch,
-            seeds_per_program=_seeds_per_program(args.seeds_per_program),
+            executor=make_executor(args.executor, options),
+            display=SilentDisplay() if args.quiet else display,
             retry_failed=args.retry_failed,
             command=shlex.join(["qkvflow", *sys.argv[1:]]),
+            plugins=plugins,
         )
     except Stopped as stopped:
         name = signal.Signals(stopped.signum).name
@@ -144,8 +156,8 @@ def _report(args: argparse.Namespace) -> None:
 
 def plan_of(args: argparse.Namespace) -> Any:
     """The plan that the options ask for: preset or file first, options on top."""
-    from qkvflow.experiment.plan import make_plan, seeds_of
-    from qkvflow.experiment.presets import DEFAULT_MODELS, preset
+    from qkvflow.experiment.plan import make_plan, modern, seeds_of
+    from qkvflow.experiment.presets import DEFAULT_MODELS, NARROWED, preset
     from qkvflow.experiment.specs import parse_specs
     from qkvflow.runs.config_files import parse_overrides, read_yaml
     from qkvflow.zoo.plugins import load_plugins
@@ -157,20 +169,20 @@ def plan_of(args: argparse.Namespace) -> Any:
         content = preset(args.preset)
     elif args.config:
         content = read_yaml(args.config)
-    content["plugins"] = [*(content.get("plugins") or []), *(args.plugin or [])]
-    load_plugins(content["plugins"])
+    content = modern(content)
+    load_plugins(args.plugin or [])
     if args.models:
         content["models"] = [spec.to_dict() for spec in parse_specs(args.models)]
         content.pop("questions", None)
         content.pop("reference", None)
-    for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "weights", "title"):
+    for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "title"):
         if getattr(args, key) is not None:
             content[key] = getattr(args, key)
     if not content.get("models"):
         content["models"] = list(DEFAULT_MODELS)
     if content.get("match") and not args.models:
         # Matched to each other, a standard transformer narrowed to another is no model of its own.
-        content["models"] = [m for m in content["models"] if "standard-narrow" not in str(m)]
+        content["models"] = [m for m in content["models"] if m not in NARROWED]
     if args.seeds is not None:
         several = "," in args.seeds
         content["seeds"] = list(seeds_of(args.seeds.split(",") if several else args.seeds))
@@ -181,22 +193,15 @@ def plan_of(args: argparse.Namespace) -> Any:
         content["budget"] = budgets
     elif not content.get("budget"):
         raise UserError("give a budget: --steps, --tokens, --flops or --seconds (or a --preset)")
+    overrides = parse_overrides(args.overrides)
+    train = overrides.setdefault("train", {})
     if args.depths is not None:
-        content["depths"] = [depth.strip() for depth in args.depths.split(",")]
+        train["eval_depths"] = args.depths
     if args.no_samples:
-        content["samples"] = "none"
-    for section, values in parse_overrides(args.overrides).items():
+        train["samples"] = "none"
+    for section, values in overrides.items():
         content[section] = {**(content.get(section) or {}), **values}
-    content.pop("track", None)
     return make_plan(content)
-
-
-def _seeds_per_program(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isdecimal() or int(text) < 1:
-        raise UserError(f"--seeds-per-program must be auto or at least 1, not '{text}'")
-    return int(text)
 
 
 def _dry_run(plan: Any) -> int:

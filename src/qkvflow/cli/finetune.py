@@ -7,7 +7,7 @@ from typing import Any
 from qkvflow.cli.evaluation import checkpoint_step
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import SHORT, add_config_options
-from qkvflow.cli.train import add_output_options, report
+from qkvflow.cli.train import add_output_options, overrides_of, run_and_tell
 from qkvflow.errors import UserError
 
 _FREE = {"dropout", "attention_dropout", "remat", "compute_dtype"}
@@ -45,7 +45,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
     )
-    parser.add_argument("--label", help="how records call this run")
     taken = ("--model", "--size", "--tokenizer", "--data", "--data-dir")
     short = {option: value for option, value in SHORT.items() if option not in taken}
     add_config_options(parser, short)
@@ -60,10 +59,9 @@ def run(args: argparse.Namespace) -> int:
 def _finetune(args: argparse.Namespace) -> int:
     from qkvflow.distributed import hosts
     from qkvflow.finetune import Adaptation, finetune
-    from qkvflow.finetune.run import REPORT, read_report, summary
-    from qkvflow.runs.config_files import parse_overrides
+    from qkvflow.finetune.run import FINDINGS, read_findings, summary
 
-    overrides = parse_overrides(args.overrides)
+    overrides = overrides_of(args)
     _check(overrides)
     for name in ("num_steps", "rank"):
         value = getattr(args, name)
@@ -72,10 +70,10 @@ def _finetune(args: argparse.Namespace) -> int:
     adaptation = Adaptation(
         args.method, args.num_steps, args.scheme, args.adapter, args.rank, args.layers
     )
-    code = report(
+    code = run_and_tell(
         args,
         Path(args.out),
-        lambda reporter, sample: finetune(
+        lambda reporter: finetune(
             args.dir,
             args.out,
             adaptation=adaptation,
@@ -83,15 +81,14 @@ def _finetune(args: argparse.Namespace) -> int:
             data_dir=args.data_dir,
             overrides=overrides,
             step=checkpoint_step(args.checkpoint),
-            sample=sample,
             reporter=reporter,
-            label=args.label,
             mesh=args.mesh,
         ),
     )
-    report_file = Path(args.out) / REPORT
-    if code == 0 and hosts.is_rank0() and report_file.exists() and not args.quiet and not args.json:
-        print(summary(read_report(Path(args.out))))
+    out = Path(args.out)
+    told = not args.quiet and not args.json and hosts.is_rank0()
+    if code == 0 and told and (out / FINDINGS).exists():
+        print(summary(read_findings(out)))
     return code
 
 
@@ -102,6 +99,6 @@ def _check(overrides: dict[str, Any]) -> None:
                 f"--model.{name} belongs to the pretrained model; --num-steps, --scheme and "
                 "--method say what may change"
             )
-    for section, name in (("train", "only"), ("train", "start"), ("data", "tokenizer")):
+    for section, name in (("train", "trainable"), ("train", "start"), ("data", "tokenizer")):
         if name in overrides.get(section, {}):
             raise UserError(f"--{section}.{name} follows from --method and the pretrained run")

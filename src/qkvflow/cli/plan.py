@@ -44,14 +44,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qkvflow.distributed.mesh import MeshShape, parse_mesh
-    from qkvflow.planning import plan
+    from qkvflow.planning import estimate_run
     from qkvflow.planning.vocabulary import vocabulary_size
     from qkvflow.runs.config_files import load_config, parse_overrides
 
     config = load_config(args.config, parse_overrides(args.overrides))
     if args.vocab is not None and args.vocab < 1:
         raise UserError(f"--vocab must be positive, not {args.vocab}")
-    made = plan(
+    made = estimate_run(
         config,
         vocab_size=args.vocab or vocabulary_size(config.data.spec, config.data.tokenizer),
         mesh=parse_mesh(args.mesh) if args.mesh else MeshShape(),

@@ -2,11 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
-from qkvflow.cli.train import add_output_options, report
+from qkvflow.cli.train import add_output_options, overrides_of, run_and_tell
 from qkvflow.errors import UserError
 
 
@@ -27,24 +26,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _resume(args: argparse.Namespace) -> int:
-    from qkvflow.finetune.run import complete
-    from qkvflow.runs.config_files import parse_overrides
     from qkvflow.training import resume
 
     if any(key == "train.tokens" for key, _ in args.overrides):
         raise UserError("resume counts in steps; give --steps")
-    overrides = parse_overrides(args.overrides)
-
-    def work(reporter: Any, sample: Any) -> dict[str, Any]:
-        record = resume(
-            args.dir,
-            overrides=overrides,
-            extend=args.extend,
-            sample=sample,
-            reporter=reporter,
-            mesh=args.mesh,
-        )
-        complete(args.dir, reporter)
-        return record
-
-    return report(args, Path(args.dir), work)
+    overrides = overrides_of(args)
+    return run_and_tell(
+        args,
+        Path(args.dir),
+        lambda reporter: resume(
+            args.dir, overrides=overrides, extend=args.extend, reporter=reporter, mesh=args.mesh
+        ),
+    )

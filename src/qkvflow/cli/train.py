@@ -14,7 +14,6 @@ from qkvflow.errors import UserError
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="DIR", help="the run directory to make")
     parser.add_argument("--config", metavar="FILE", help="a YAML file; options go on top of it")
-    parser.add_argument("--label", help="how records call this run (default: the model's name)")
     add_config_options(parser)
     add_parallel_options(parser)
     add_output_options(parser)
@@ -24,6 +23,19 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="say nothing but errors")
     parser.add_argument("--json", action="store_true", help="print the final record, and only it")
     parser.add_argument("--no-samples", action="store_true", help="no generated text on the way")
+    parser.add_argument("--label", help="how records call this run (default: the model's name)")
+
+
+def overrides_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The sections that options give, those with names of their own included."""
+    from qkvflow.runs import parse_overrides
+
+    overrides = parse_overrides(args.overrides)
+    if args.no_samples:
+        overrides.setdefault("train", {})["samples"] = "none"
+    if args.label is not None:
+        overrides.setdefault("track", {})["label"] = args.label
+    return overrides
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,35 +43,34 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    from qkvflow.runs.config_files import load_config, parse_overrides
+    from qkvflow.runs import load_config
     from qkvflow.training import train
 
     given = {key for key, _ in args.overrides}
     if {"train.steps", "train.tokens"} <= given:
         raise UserError("--steps and --tokens are two budgets; give one of them")
-    config = load_config(args.config, parse_overrides(args.overrides))
-    return report(
+    config = load_config(args.config, overrides_of(args))
+    return run_and_tell(
         args,
         Path(args.out),
-        lambda reporter, sample: train(
-            config, args.out, sample=sample, reporter=reporter, label=args.label, mesh=args.mesh
-        ),
+        lambda reporter: train(config, args.out, reporter=reporter, mesh=args.mesh),
     )
 
 
-def report(
-    args: argparse.Namespace, directory: Path, work: Callable[[Any, Any], dict[str, Any]]
+def run_and_tell(
+    args: argparse.Namespace, directory: Path, work: Callable[[Any], dict[str, Any]]
 ) -> int:
-    """Run `work(reporter, sample)` and say how it ended; returns the exit code."""
+    """Run `work(reporter)` and say how it ended; returns the exit code."""
     from qkvflow.distributed import hosts
     from qkvflow.runs.rundir import to_json
     from qkvflow.training import Diverged, Interrupted
-    from qkvflow.training.reporter import Plain, Rich, Silent
+    from qkvflow.training.reporter import BarReporter, LineReporter, SilentReporter
 
-    silent = args.quiet or args.json
-    reporter = Silent() if silent else Rich() if sys.stdout.isatty() else Plain()
+    reporter = BarReporter() if sys.stdout.isatty() else LineReporter()
+    if args.quiet or args.json:
+        reporter = SilentReporter()
     try:
-        record = work(reporter, None if args.no_samples else _sample)
+        record = work(reporter)
     except Interrupted as stopped:
         if hosts.is_rank0():
             print(f"qkvflow: {stopped}", file=sys.stderr)
@@ -106,9 +117,3 @@ def summary(record: dict[str, Any], directory: Path) -> str:
     lines.append(f"in {directory}: {', '.join(there)}")
     lines.append(f"next: qkvflow eval {directory}   qkvflow generate {directory} --prompt TEXT")
     return "\n".join(lines)
-
-
-def _sample(model: Any, tokenizer: Any, seed: int) -> str:
-    from qkvflow.generation import sample_text
-
-    return sample_text(model, tokenizer, seed=seed)

@@ -11,7 +11,7 @@ no device has a whole generated stack.
 
 An axis that does not divide its side of an array evenly goes to the other side, or is left out.
 
-A new block needs nothing here: its arrays have roles. An array without a role, of a new field, say,
+A new mixer needs nothing here: its arrays have roles. An array without a role, of a new field, say,
 is laid out as a matrix.
 """
 
@@ -22,7 +22,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from qkvflow.blocks.base import AbstractWeights, map_by_path
-from qkvflow.fields.time import TimeEmbedding
+from qkvflow.fields.parts.time import TimeEmbedding
 
 AnyMesh = Mesh | AbstractMesh
 """Of devices, or of sizes alone."""
@@ -30,8 +30,9 @@ Axes = tuple[str | None, ...]
 """Of the last axes of an array."""
 
 TABLE: dict[str, Axes] = {
+    "in_proj": ("fsdp", "tensor"),
+    "out_proj": ("tensor", "fsdp"),
     "matrix": ("fsdp", "tensor"),
-    "matrix to the stream": ("tensor", "fsdp"),
     "kernel": (None, "tensor"),
     "bias": (None,),
     "scale": (None,),
@@ -46,9 +47,6 @@ TABLE: dict[str, Axes] = {
     "other": ("fsdp", "tensor"),
 }
 
-TO_THE_STREAM = frozenset({"out", "down", "out_proj", "c"})
-"""Names, of a matrix or of its layer in the mixer, that write to the residual stream."""
-
 
 def part_of(nodes: list[Any], names: list[Any], leaf: Any) -> str:
     """The row of the table for an array, from the chain of nodes above it."""
@@ -56,8 +54,7 @@ def part_of(nodes: list[Any], names: list[Any], leaf: Any) -> str:
         return "time"
     group = nodes[-1] if nodes else None
     if isinstance(group, AbstractWeights):
-        role = group.roles[names[-1]]
-        return "matrix to the stream" if role == "matrix" and TO_THE_STREAM & {*names} else role
+        return group.roles[names[-1]]
     if names and names[-1] in ("embedding", "positions", "head"):
         return str(names[-1])
     return "other" if leaf.ndim > 1 else "vector"

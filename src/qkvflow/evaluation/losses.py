@@ -27,7 +27,6 @@ from qkvflow.data.batches import (
 from qkvflow.distributed import Layout, check_batch, hosts, one_device
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, token_losses
-from qkvflow.training.step import split_model
 
 GROUP = 16
 """Batches in one program call: enough to reuse its memory, few enough to stop soon."""
@@ -156,7 +155,7 @@ def evaluate(
     layout: Layout | None = None,
 ) -> Evaluation:
     """The loss of a model on a split. For evaluations again and again, keep an `Evaluator`."""
-    params, static = split_model(model)
+    params, static = eqx.partition(model, eqx.is_inexact_array)
     length, parts = context or model.context, 1 if layout is None else layout.shape.rows
     evaluator = Evaluator(
         static,

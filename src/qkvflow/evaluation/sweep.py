@@ -19,11 +19,11 @@ from jaxtyping import Array, Bool, Float, Int
 from qkvflow.data import TokenArray
 from qkvflow.data.batches import host_windows
 from qkvflow.errors import UserError
-from qkvflow.evaluation.losses import Evaluator, evaluation_batch, evaluation_groups
+from qkvflow.evaluation.losses import Evaluator, evaluate, evaluation_batch, evaluation_groups
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.accounting import count_evaluations
 from qkvflow.schemes import make_scheme
-from qkvflow.training.step import split_model
+from qkvflow.zoo import ModelConfig
 
 _COUNTED_BATCHES = 8
 """Batches in which the evaluations of an adaptive scheme are counted, spread over the split."""
@@ -116,7 +116,7 @@ def _measure(
         setting.scheme, composition=composition, tolerance=setting.tolerance or 1e-3
     )
     changed = model.at_depth(setting.num_steps, scheme)
-    params, static = split_model(changed)
+    params, static = eqx.partition(changed, eqx.is_inexact_array)
     batch_size = evaluation_batch(model.context, model.vocab_size)
     evaluator = Evaluator(
         static, split, context=model.context, batch_size=batch_size, max_tokens=max_tokens
@@ -145,6 +145,41 @@ def _measure(
         ms_per_token=1000.0 * seconds / evaluator.tokens_run,
         reached=reached,
     )
+
+
+DEPTH_TOKENS = 65536
+"""Validation tokens of each evaluation at another depth, in windows spread evenly. The test split
+is kept for the one evaluation that a run is judged by."""
+
+
+def evaluate_depths(
+    model: LanguageModel, config: ModelConfig, split: TokenArray, depths: Sequence[str]
+) -> list[dict[str, Any]]:
+    """`{num_steps, scheme, nats, split}` of a trained model at N and at every depth: a multiple of
+    N, or `adaptive`.
+
+    A solver that runs out of steps leaves a state of some depth before the end; the loss of that
+    is nobody's, and `nats` is None.
+    """
+    found = []
+    batch_size = evaluation_batch(model.context, model.vocab_size)
+    for depth in dict.fromkeys(["1", *depths]):
+        steps, scheme = config.num_steps, None
+        if depth == "adaptive":
+            scheme = make_scheme("adaptive", tolerance=config.tolerance)
+        else:
+            steps = max(1, round(float(depth) * config.num_steps))
+        changed = model.at_depth(steps, scheme)
+        arrives = scheme is None or count_work(changed, split, batch_size, DEPTH_TOKENS)[1]
+        found.append(
+            {
+                "num_steps": None if depth == "adaptive" else steps,
+                "scheme": "adaptive" if depth == "adaptive" else config.scheme,
+                "nats": evaluate(changed, split, max_tokens=DEPTH_TOKENS).nats if arrives else None,
+                "split": "validation",
+            }
+        )
+    return found
 
 
 def count_work(

@@ -16,6 +16,7 @@ from qkvflow.runs.config import (
     DataConfig,
     OptimConfig,
     RunConfig,
+    TrackConfig,
     TrainConfig,
     make_config,
     typed,
@@ -23,8 +24,6 @@ from qkvflow.runs.config import (
 
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 MATCH = ("params", "flops")
-SAMPLES = ("last", "none")
-WEIGHTS = ("first", "all", "none")
 TUNING_GRID = (3e-4, 1e-3, 3e-3, 1e-2)
 TUNING_SEEDS = (1_000_001, 1_000_002)
 # The plan decides these for every run; the rest of the section is shared.
@@ -92,6 +91,7 @@ class Plan:
     train: TrainConfig
     optim: OptimConfig
     checkpoint: CheckpointConfig
+    track: TrackConfig
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of the model's configuration, shared by all; a model's own options go before."""
     title: str | None = None
@@ -102,18 +102,10 @@ class Plan:
     tune: Tuning | None = None
     """Choose each model's learning rate on validation; none: all share `optim.lr`."""
     questions: tuple[Question, ...] = ()
-    depths: tuple[str, ...] = ()
-    """Other depths to evaluate at: multiples of N such as 0.5, 2, 4, or adaptive."""
     evaluations: int = 4
     """Evaluations on validation in a run, evenly spread; the best of them is selected."""
-    samples: str = "last"
-    """Generated text of every run: last (at the selected parameters) or none."""
-    weights: str = "first"
-    """Which seeds' selected parameters are kept as safetensors: first, all or none."""
     speed_rounds: int = 7
     """Rounds of the speed measurement; 0 for none."""
-    plugins: tuple[str, ...] = ()
-    """Python files that register what the models need."""
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -137,10 +129,6 @@ class Plan:
                     raise unknown(f"model in question '{question.name}'", label, labels)
         if self.match is not None and self.match not in MATCH:
             raise unknown("match", self.match, MATCH)
-        if self.samples not in SAMPLES:
-            raise unknown("kind of samples", self.samples, SAMPLES)
-        if self.weights not in WEIGHTS:
-            raise unknown("choice of weights", self.weights, WEIGHTS)
         if self.evaluations < 1:
             raise UserError(f"evaluations must be at least 1, not {self.evaluations}")
         if self.speed_rounds < 0:
@@ -150,8 +138,6 @@ class Plan:
             both = sorted(set(self.tune.seeds) & set(self.seeds))
             if both:
                 raise UserError(f"seed {both[0]} is of the comparison; tune on seeds of its own")
-        for depth in self.depths:
-            check_depth(depth)
 
     @property
     def labels(self) -> list[str]:
@@ -171,6 +157,7 @@ class Plan:
             "train": train,
             "optim": dataclasses.asdict(self.optim),
             "checkpoint": dataclasses.asdict(self.checkpoint),
+            "track": dataclasses.asdict(self.track),
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,24 +171,11 @@ class Plan:
             "match": self.match,
             "tune": None if self.tune is None else self.tune.to_dict(),
             "questions": [dataclasses.asdict(question) for question in self.questions],
-            "depths": list(self.depths),
             "evaluations": self.evaluations,
-            "samples": self.samples,
-            "weights": self.weights,
             "speed_rounds": self.speed_rounds,
-            "plugins": list(self.plugins),
             "model": dict(self.model),
             **self._sections(),
         }
-
-
-def check_depth(depth: str) -> None:
-    try:
-        good = depth == "adaptive" or float(depth) > 0
-    except ValueError:
-        good = False
-    if not good:
-        raise UserError(f"a depth is a multiple of N such as 0.5 or 2, or adaptive, not '{depth}'")
 
 
 def _check_seeds(seeds: tuple[int, ...]) -> None:
@@ -215,10 +189,29 @@ def _check_seeds(seeds: tuple[int, ...]) -> None:
 _KEYS = tuple(field.name for field in dataclasses.fields(Plan))
 # Written beside the plan, and not part of it.
 _BESIDE = ("resolved", "command")
+# What a run of a comparison does unless it is told otherwise.
+_OF_RUNS: dict[str, dict[str, Any]] = {
+    "train": {"eval_tokens": None, "samples": "last"},
+    "checkpoint": {"finished": "best"},
+}
+
+
+def modern(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan under today's names: saved ones may be older than they are."""
+    plan = dict(content)
+    plan.pop("plugins", None)  # A plan is data; plugins are given to the command.
+    plan.pop("weights", None)
+    train = dict(plan.get("train") or {})
+    if depths := plan.pop("depths", None):
+        train.setdefault("eval_depths", ",".join(map(str, depths)))
+    if samples := plan.pop("samples", None):
+        train.setdefault("samples", samples)
+    return {**plan, "train": train} if train else plan
 
 
 def make_plan(content: Mapping[str, Any]) -> Plan:
     """A plan from plain values, as in `plan.yaml`."""
+    content = modern(content)
     for key in content:
         if key not in _KEYS and key not in _BESIDE:
             raise unknown("part of a plan", str(key), _KEYS)
@@ -231,9 +224,9 @@ def make_plan(content: Mapping[str, Any]) -> Plan:
     for key in _DECIDED:
         if key in train:
             raise UserError(f"train.{key} is not for a comparison; give {_INSTEAD[key]}")
-    sections = {name: given.pop(name, {}) for name in ("data", "train", "optim", "checkpoint")}
-    sections["train"] = {"eval_tokens": None, **train}
-    shared = make_config(sections)
+    names = ("data", "train", "optim", "checkpoint", "track")
+    sections = {name: given.pop(name, {}) for name in names}
+    shared = make_config(_OF_RUNS, sections)
     tune = given.pop("tune", None)
     return Plan(
         models=tuple(read_spec(value) for value in given.pop("models", ())),
@@ -243,10 +236,9 @@ def make_plan(content: Mapping[str, Any]) -> Plan:
         train=shared.train,
         optim=shared.optim,
         checkpoint=shared.checkpoint,
+        track=shared.track,
         tune=_tuning(tune),
         questions=tuple(_question(each) for each in given.pop("questions", ())),
-        depths=tuple(str(depth) for depth in given.pop("depths", ())),
-        plugins=tuple(str(path) for path in given.pop("plugins", ())),
         evaluations=typed("evaluations", int, given.pop("evaluations", 4)),
         speed_rounds=typed("speed_rounds", int, given.pop("speed_rounds", 7)),
         model=_shared_model(given.pop("model", {})),
@@ -305,21 +297,18 @@ def _shared_model(values: Any) -> dict[str, Any]:
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """The first way in which two plans are not the same comparison, in words.
 
-    What changes no result may change: checkpoints, and how often losses are written.
+    What changes no result may change: checkpoints, trackers, and how often losses are written.
     """
-    was, now = _flat(old), _flat(new)
+    was, now = _flat(modern(old)), _flat(modern(new))
     for key in dict.fromkeys([*now, *was]):
-        if key.startswith("checkpoint.") or key in _FREE:
+        if key.startswith(("checkpoint.", "track.")) or key in _FREE:
             continue
         if was.get(key) != now.get(key):
             return f"{key} was {_show(was.get(key))}, now {_show(now.get(key))}"
     return None
 
 
-_FREE = (
-    *("command", "title", "plugins", "speed_rounds", "weights"),
-    *("data.dir", "train.steps_per_dispatch"),
-)
+_FREE = ("command", "title", "speed_rounds", "data.dir", "train.steps_per_dispatch")
 
 
 def _show(value: Any) -> str:

@@ -4,6 +4,8 @@ from typing import Any
 
 from qkvflow.errors import unknown
 
+NARROWED = ("standard-narrow=standard:params_of=time-indexed-mlp",)
+"""Of the default models, those that a comparison matched as a whole does without."""
 DEFAULT_MODELS = (
     "standard",
     "tong",
@@ -12,7 +14,7 @@ DEFAULT_MODELS = (
     "hybrid",
     "shared",
     "frozen-time=time-indexed-mlp:frozen_time=0.5",
-    "standard-narrow=standard:params_of=time-indexed-mlp",
+    *NARROWED,
 )
 """The models of the reference documents and their controls: the same model with its time held
 still, and a standard transformer with no more block parameters than the shared one."""
@@ -103,8 +105,8 @@ PRESETS: dict[str, dict[str, Any]] = {
             "ssm-selective=time-indexed-selective-ssm",
         ],
         "questions": [{"name": name, "a": a, "b": b} for name, a, b in _QUESTIONS],
-        "depths": ["0.5", "2", "4", "adaptive"],
         **_DOCUMENTS,
+        "train": {**_DOCUMENTS["train"], "eval_depths": "0.5,2,4,adaptive"},
         "model": {"d_model": 128, "num_heads": 4, "num_steps": 6, "context": 128},
         "optim": {"lr": 1e-3},
         "budget": {"steps": 600},

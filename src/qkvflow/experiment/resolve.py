@@ -5,13 +5,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from qkvflow.data import EncodedCorpus
 from qkvflow.errors import UserError
 from qkvflow.experiment.matching import match, measure
 from qkvflow.experiment.plan import Plan
 from qkvflow.experiment.specs import ModelSpec
-from qkvflow.lm import abstract, count_flops, count_parameters
+from qkvflow.lm import count_parameters, weights_in_effect
 from qkvflow.runs.config import RunConfig
+from qkvflow.training.program import Program, make_program
 from qkvflow.zoo import ModelConfig
 
 SHAPE = ("d_model", "mlp_ratio", "d_state", "num_heads", "num_steps", "context")
@@ -27,6 +30,8 @@ class Entry:
     parameters: int
     block_parameters: int
     flops_per_token: float
+    bytes: int
+    """Memory that training it is expected to take."""
     matched: str | None
     """What its width was chosen for, in words."""
 
@@ -101,14 +106,13 @@ def _entry(
 ) -> Entry:
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, config=shape))
     try:
-        model = abstract(shape, vocab_size=vocab_size)
+        program = make_program(config, vocab_size)
+        per_step, counted = program.flops_per_step, count_parameters(program.model)
     except UserError:
         raise
     except Exception as error:  # Of a plugin: anything can be wrong with it.
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UserError(f"{spec.label} cannot be built ({why}); correct it") from error
-    per_step = count_flops(model).per_step(config.tokens_per_step)
-    counted = count_parameters(model)
     return Entry(
         label=spec.label,
         config=config,
@@ -116,8 +120,24 @@ def _entry(
         parameters=counted.total,
         block_parameters=counted.blocks,
         flops_per_token=per_step / config.tokens_per_step,
+        bytes=_bytes(program),
         matched=why,
     )
+
+
+_PROCESS_BYTES = 700 << 20
+"""Of a worker process, its libraries and the corpus."""
+_KEPT_PER_TOKEN = 40
+"""Numbers that a step keeps for the backward pass, per token, channel and layer; about."""
+
+
+def _bytes(program: Program) -> int:
+    """A rough estimate, before anything is compiled: of workers that would not fit together."""
+    shape, tokens = program.config.model.config, program.config.tokens_per_step
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state))
+    weights = 4 * weights_in_effect(program.model)
+    kept = 4 * tokens * (_KEPT_PER_TOKEN * shape.d_model * shape.num_steps + 2 * program.vocab_size)
+    return _PROCESS_BYTES + 2 * held + 2 * weights + kept // program.config.train.grad_accum
 
 
 def with_steps(

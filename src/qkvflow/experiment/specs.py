@@ -16,7 +16,7 @@ from typing import Any
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.runs.config_files import parse_overrides
-from qkvflow.zoo import PUBLISHED, ZOO, ModelConfig
+from qkvflow.zoo import MODELS, PUBLISHED, ModelConfig
 
 MATCHES = {"params_of": "params", "flops_of": "flops"}
 _FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
@@ -33,8 +33,8 @@ class ModelSpec:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in ZOO and self.name not in PUBLISHED:
-            raise unknown("model", self.name, [*ZOO, *PUBLISHED])
+        if self.name not in MODELS and self.name not in PUBLISHED:
+            raise unknown("model", self.name, [*MODELS, *PUBLISHED])
         for key in self.options:
             if key not in _OPTIONS:
                 raise unknown(f"option of {self.name}", str(key), _OPTIONS)

@@ -1,34 +1,37 @@
 """Speed, measured on its own: `speed.json`.
 
-Every model trains alone on the same shapes of batches. Compilation is timed without a cache; then
-come warm-up steps, and then rounds in which every model has its turn, so that whatever else
-happens on the machine meets all of them. On a CPU each model lives in a process of its own, which
-is what makes its resident size its own; elsewhere all share this process, which owns the device,
-and resident sizes are left out.
+Every model trains alone on the same shapes of batches, with the program and, on a CPU, the one
+thread that runs of a comparison have. Compilation is timed without a cache; then come warm-up
+steps, and then rounds in which every model has its turn, so that whatever else happens on the
+machine meets all of them. On a CPU each model lives in a process of its own, which is what makes
+its resident size its own; elsewhere all share this process, which owns the device, and resident
+sizes are left out.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.record import peak_resident_bytes, program_bytes
-from qkvflow.training.optim import optimiser
-from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, init_state, make_multi_step
+from qkvflow.training.dispatch import MAX_STEPS
+from qkvflow.training.program import make_program
+from qkvflow.training.step import TrainState
 from qkvflow.zoo.plugins import load_plugins
 
 _ROUND_SECONDS = 0.3
-_MOST_STEPS = 64
 _WARM_UP = 3
 
 
@@ -36,41 +39,29 @@ class Bench:
     """One model, compiled and warm."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
-        shape, train = config.model.config, config.train
-        schedule = make_schedule(config.optim, max(train.steps, 2))
-        chosen = optimiser(config.optim, schedule)
-        params, static = abstract_model(config, vocab_size)
-        self._state = _any_state(jax.eval_shape(lambda each: init_state(each, chosen), params))
-        chunk = make_multi_step(
-            static,
-            chosen,
-            schedule,
-            max_steps=_MOST_STEPS,
-            batch_size=train.batch_size,
-            context=config.context,
-            grad_accum=train.grad_accum,
-            dropout=shape.dropout > 0 or shape.attention_dropout > 0,
-        )
+        program = make_program(config, vocab_size)
+        self._state = _any_state(program.state)
+        self._hyper = jax.tree.map(jnp.asarray, program.hyper())
         # What the tokens are does not change the time; there are enough not to lie in a cache.
         random = np.random.default_rng(0).integers(0, vocab_size, max(1 << 16, 2 * config.context))
         self._tokens = jnp.asarray(random, jnp.int32)
-        self._seed = jnp.zeros((), jnp.int32)
+        multi_step = program.multi_step(MAX_STEPS, on_device=True)
         begin = time.perf_counter()
-        lowered = jax.jit(chunk, donate_argnums=0).lower(
-            self._state, self._seed, self._tokens, jnp.asarray(1, jnp.int32)
+        lowered = jax.jit(multi_step, donate_argnums=0).lower(
+            self._state, self._hyper, self._tokens, jnp.asarray(1, jnp.int32)
         )
         self._program = lowered.compile()
         self.compile_seconds = time.perf_counter() - begin
         self._count = 1
         self.run()
         spent = self.run(_WARM_UP) / _WARM_UP
-        self._count = max(1, min(_MOST_STEPS, round(_ROUND_SECONDS / max(spent, 1e-6))))
+        self._count = max(1, min(MAX_STEPS, round(_ROUND_SECONDS / max(spent, 1e-6))))
 
     def run(self, count: int | None = None) -> float:
         """Seconds of a round of steps."""
         steps = jnp.asarray(count or self._count, jnp.int32)
         begin = time.perf_counter()
-        self._state, metrics = self._program(self._state, self._seed, self._tokens, steps)
+        self._state, metrics = self._program(self._state, self._hyper, self._tokens, steps)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - begin
 
@@ -96,18 +87,26 @@ class Remote:
 
     def __init__(self, config: RunConfig, vocab_size: int, plugins: Sequence[str]) -> None:
         environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0"}
+        # A file, which no amount of output can fill up as it does a pipe.
+        self._errors = tempfile.TemporaryFile(  # noqa: SIM115 - closed with the process
+            "w+", encoding="utf-8", errors="replace"
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "qkvflow.experiment.speed"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             env=environment,
             # A Ctrl-C is for the one that asked; closing the pipe ends this process.
             start_new_session=True,
         )
         job = {"config": config.to_dict(), "vocab_size": vocab_size, "plugins": list(plugins)}
-        self._described = self._ask(json.dumps(job))
+        try:
+            self._described = self._ask(json.dumps(job))
+        except BaseException:
+            self.close()
+            raise
 
     def _ask(self, line: str) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -119,9 +118,11 @@ class Remote:
         except BrokenPipeError:
             answer = ""
         if not answer:
-            assert self._process.stderr is not None
-            said = self._process.stderr.read().strip().splitlines()
-            raise RuntimeError(said[-1] if said else "the process ended")
+            self._errors.seek(0)
+            said = [line for line in self._errors.read().splitlines() if line.strip()]
+            code = self._process.wait()
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise RuntimeError(f"{how}{f': {said[-1].strip()}' if said else ''}")
         return json.loads(answer)
 
     def round(self) -> dict[str, Any]:
@@ -134,9 +135,10 @@ class Remote:
         return self._ask("resident")
 
     def close(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        for pipe in (self._process.stdin, self._process.stdout, self._errors):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -150,38 +152,46 @@ def measure_speed(
     vocab_size: int,
     rounds: int,
     plugins: Sequence[str] = (),
-    told: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """The content of `speed.json`. A model that cannot be run is listed with its error."""
+    """The content of `speed.json`. A model that cannot be run is listed with its error, and the
+    others go on."""
     apart = jax.devices()[0].platform == "cpu"
     benches: dict[str, Bench | Remote] = {}
     failed: dict[str, str] = {}
     times: dict[str, list[float]] = {}
+    measured: dict[str, Any] = {}
     first = next(iter(configs.values()))
+
+    def attempt(label: str, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            failed[label] = " ".join(str(error).split())[:300]
+            if (bench := benches.pop(label, None)) is not None:
+                bench.close()
+            return None
+
     try:
         for label, config in configs.items():
-            told(f"speed: preparing {label}")
-            try:
-                benches[label] = (
-                    Remote(config, vocab_size, plugins) if apart else _cold(config, vocab_size)
-                )
-                times[label] = []
-            except Exception as error:
-                failed[label] = " ".join(str(error).split())[:300]
+            make = (
+                partial(Remote, config, vocab_size, plugins)
+                if apart
+                else partial(_cold, config, vocab_size)
+            )
+            if (bench := attempt(label, make)) is not None:
+                benches[label], times[label] = bench, []
         for number in range(rounds):
-            told(f"speed: round {number + 1} of {rounds}")
             # There and back again: no model is always the one after a certain other.
             for label in list(benches)[:: 1 if number % 2 == 0 else -1]:
-                times[label].append(benches[label].round()["ms"])
-        tokens = first.tokens_per_step
-        measured = {
-            label: {
-                **_summary(times[label], tokens),
-                **bench.describe(),
-                "resident_bytes": bench.resident()["resident_bytes"] if apart else None,
-            }
-            for label, bench in benches.items()
-        }
+                if (made := attempt(label, benches[label].round)) is not None:
+                    times[label].append(made["ms"])
+        for label in list(benches):
+            resident = (
+                attempt(label, benches[label].resident) if apart else {"resident_bytes": None}
+            )
+            if resident is not None:
+                summary = _summary(times[label], first.tokens_per_step)
+                measured[label] = {**summary, **benches[label].describe(), **resident}
     finally:
         for bench in benches.values():
             bench.close()
@@ -194,7 +204,7 @@ def measure_speed(
     }
 
 
-def _any_state(shapes: State) -> State:
+def _any_state(shapes: TrainState) -> TrainState:
     """A state to take steps from. Which weights it starts with does not change the time of a
     step, and drawing them properly would take longer than everything else here."""
     random = np.random.default_rng(0)

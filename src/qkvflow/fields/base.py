@@ -1,6 +1,7 @@
 """What a field is: a map from depth to a block."""
 
 import abc
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,10 +9,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 Depth = float | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
 Depths = Float[np.ndarray, " depth"] | Float[Array, " depth"]
+MakeBlock = Callable[[PRNGKeyArray], Any]
+"""Gives a block with fresh weights."""
 
 
 class AbstractField(eqx.Module):

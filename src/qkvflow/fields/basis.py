@@ -18,11 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractWeights, is_weights
+from qkvflow.blocks.base import AbstractWeights, is_matrix, is_weights
 from qkvflow.errors import unknown
-from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, rms
-from qkvflow.fields.mixture import mixture
-from qkvflow.zoo.config import BASES
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock, at_one, rms
+from qkvflow.fields.parts.mixture import mixture
+from qkvflow.zoo.config import BASES, ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 
 def basis_functions(kind: str, ts: Depths, size: int) -> Float[Array, "depth basis"]:
@@ -85,7 +86,7 @@ def init_basis(block: Any, *, kind: str, size: int, key: PRNGKeyArray) -> Basis:
         def one(path: Any, value: Array) -> Array:
             c = jnp.asarray(constant, jnp.float32).reshape(-1, *[1] * value.ndim)
             whole = c * value[None]
-            if weights.roles[path[0].name] != "matrix":
+            if not is_matrix(weights.roles[path[0].name]):
                 return whole
             each = jax.random.fold_in(key, list(weights.roles).index(path[0].name))
             noise = jax.random.normal(each, whole.shape)
@@ -96,3 +97,9 @@ def init_basis(block: Any, *, kind: str, size: int, key: PRNGKeyArray) -> Basis:
     keys = jax.random.split(key, len(groups))
     made = [expand(group, each) for group, each in zip(groups, keys, strict=True)]
     return Basis(jax.tree.unflatten(structure, made), kind, size)
+
+
+@FIELDS.register("basis")
+def make_basis(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Basis:
+    key_block, key = jax.random.split(key)
+    return init_basis(make_block(key_block), kind=config.basis, size=config.num_basis, key=key)

@@ -2,12 +2,13 @@
 
     W(t) = W_base * g(t)
 
-The documents gate the input channels of qkv, the output channels of the attention's output
-projection, and the input and hidden channels of the MLP; that is `gate="documents"`, carried
-over to the other mixers in the same spirit (`PLACEMENT`). Positive quantities that are stored as
-logarithms (A and delta of a state space) are gated as the quantities themselves, by adding
-log g. Biases are shared. Norms are generated from t (the documents' time-dependent
-LayerNorm), which is why the base is itself a field: a hypernetwork that generates norms only.
+The time-indexed extension (zaphrode/qkvflow) gates the input channels of qkv, the output channels
+of the attention's output projection, and the input and hidden channels of the MLP. That is
+`gate="time-indexed"`, which the roles of the matrices carry over to any mixer (`time_indexed`).
+Positive quantities that are stored as logarithms (A and delta of a state space) are gated as the
+quantities themselves, by adding log g. Biases are shared. Norms are generated from t (its
+time-dependent LayerNorm), which is why the base is itself a field: a hypernetwork that generates
+norms only.
 """
 
 import dataclasses
@@ -18,24 +19,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractNorm, AbstractWeights, is_weights
-from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
-from qkvflow.fields.gates import AbstractGate, Features, init_gate
+from qkvflow.blocks.base import (
+    AbstractMixer,
+    AbstractNorm,
+    AbstractWeights,
+    Role,
+    is_matrix,
+    is_weights,
+    leaves_with_nodes,
+)
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock, at_one
 from qkvflow.fields.hypernet import init_hypernet
-from qkvflow.fields.time import AbstractTimeFeatures
-
-PLACEMENT = {
-    "qkv": "input",
-    "out": "output",
-    "gate": "input",
-    "up": "input",
-    "down": "input",
-    "b": "input",
-    "c": "output",
-    "in_proj": "input",
-    "out_proj": "output",
-}
-"""Where the documents' gates sit, by the name of the matrix."""
+from qkvflow.fields.parts.gates import AbstractGate, Features, init_gate
+from qkvflow.fields.parts.time import AbstractTimeFeatures, features_of
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 
 class Gates(eqx.Module):
@@ -80,21 +78,25 @@ def init_gated(
     activation: str,
     rank: int,
     generate: tuple[type, ...] = (AbstractNorm,),
+    by_element: tuple[type, ...] = (),
     key: PRNGKeyArray,
 ) -> Gated:
-    """`generate` names the kinds of weights whose base is generated from t; the rest is shared."""
+    """`generate` names the kinds of weights whose base is generated from t; the rest is shared.
+
+    Matrices of the kinds in `by_element` have a gate for each element, whatever `gate` is.
+    """
     key_base, key_gates = jax.random.split(key)
-    paths, structure = jax.tree_util.tree_flatten_with_path(block, is_leaf=is_weights)
+    structure = jax.tree.structure(block, is_leaf=is_weights)
     gates, compensated = [], []
-    for index, (path, weights) in enumerate(paths):
+    for index, (nodes, _, weights) in enumerate(leaves_with_nodes(block, is_weights)):
+        kind = "full" if isinstance(weights, by_element) else gate
         made: dict[str, AbstractGate] = {}
         for name, role in weights.roles.items():
             value = getattr(weights, name)
-            if value is None or role not in ("matrix", "log", "gain"):
+            if value is None or not (is_matrix(role) or role in ("log", "gain")):
                 continue
-            matrix = path[-1].name if name == "weight" else name
             made[name] = init_gate(
-                _placement(gate, matrix),
+                time_indexed(role, nodes) if kind == "time-indexed" else kind,
                 value.shape,
                 num_features=features.size,
                 activation=activation,
@@ -113,10 +115,11 @@ def init_gated(
     return Gated(base, features, jax.tree.unflatten(structure, gates))
 
 
-def _placement(gate: str, matrix: str) -> str:
-    if gate == "published" and matrix in ("b", "c"):
-        return "full"
-    return PLACEMENT.get(matrix, "input") if gate in ("documents", "published") else gate
+def time_indexed(role: Role, nodes: list[Any]) -> str:
+    """The time-indexed extension's choice: input channels of a matrix, but output channels where
+    a token mixer writes to the residual stream."""
+    mixes_tokens = any(isinstance(node, AbstractMixer) and node.mixes == "tokens" for node in nodes)
+    return "output" if role == "out_proj" and mixes_tokens else "input"
 
 
 def _compensate(weights: AbstractWeights, gates: dict[str, AbstractGate]) -> AbstractWeights:
@@ -127,3 +130,24 @@ def _compensate(weights: AbstractWeights, gates: dict[str, AbstractGate]) -> Abs
         start = gate.start()
         values[name] = value - jnp.log(start) if weights.roles[name] == "log" else value / start
     return dataclasses.replace(weights, **values)
+
+
+@FIELDS.register("gated")
+def make_gated(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Gated:
+    return gated_by_config(make_block, config, key, gate=config.gate)
+
+
+def gated_by_config(
+    make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray, **choices: Any
+) -> Gated:
+    """`init_gated` with what a configuration says, and other choices by name."""
+    key_block, key_features, key = jax.random.split(key, 3)
+    return init_gated(
+        make_block(key_block),
+        features_of(config, key_features),
+        d_time=config.d_time,
+        activation=config.gate_activation,
+        rank=config.gate_rank,
+        key=key,
+        **choices,
+    )

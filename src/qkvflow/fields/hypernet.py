@@ -5,7 +5,7 @@ For every layer of the block (linear or norm) a time embedding of its own and a 
     e(t) = W_2 silu(W_1 features(t) + b_1) + b_2,     W(t) = offset + sum_k e_k(t) map_k
 
 Matrices have an offset; biases and norm scales have none, and a generated scale is added to 1,
-as in the reference documents.
+as in the time-indexed extension (zaphrode/qkvflow).
 
 `stack` embeds all depths first and makes each weight of all depths in one product, so a
 map, by far the largest array there is, is read once in a forward pass and not once per layer.
@@ -28,10 +28,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractWeights, Role, is_weights
-from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, repeat, rms
-from qkvflow.fields.mixture import mixture
-from qkvflow.fields.time import AbstractTimeFeatures, TimeEmbedding, init_time_embedding
+from qkvflow.blocks.base import AbstractWeights, Role, is_matrix, is_weights
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock, at_one, repeat, rms
+from qkvflow.fields.parts.mixture import mixture
+from qkvflow.fields.parts.time import (
+    AbstractTimeFeatures,
+    TimeEmbedding,
+    features_of,
+    init_time_embedding,
+)
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 SHARE = 0.25
 """Of a generated matrix's variance at initialisation, the part that varies with depth."""
@@ -122,7 +129,7 @@ def _init_generator(
             maps[name], offsets[name] = jnp.zeros(shape), None
             continue
         # Logarithms, gains and offsets vary by a tenth; matrices by a share of their size.
-        varies = role in ("matrix", "kernel")
+        varies = is_matrix(role) or role == "kernel"
         std = jnp.sqrt(SHARE) * rms(value) if varies else 0.1
         maps[name] = std / (size * d_time**0.5) * jax.random.normal(each, shape)
         offsets[name] = (1.0 - SHARE) ** 0.5 * value if varies else value
@@ -140,3 +147,10 @@ def _replace_any(weights: AbstractWeights, values: dict[str, Array | None]) -> A
         [values[name] for name in names],
         is_leaf=lambda x: x is None,
     )
+
+
+@FIELDS.register("hypernet")
+def make_hypernet(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Hypernet:
+    key_block, key_features, key = jax.random.split(key, 3)
+    features = features_of(config, key_features)
+    return init_hypernet(make_block(key_block), features, d_time=config.d_time, key=key)

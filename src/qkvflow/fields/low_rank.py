@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import AbstractWeights, is_weights
-from qkvflow.fields.base import AbstractField, Depth, Depths, at_one, repeat
-from qkvflow.fields.mixture import mixture
-from qkvflow.fields.time import hats
+from qkvflow.blocks.base import AbstractWeights, is_matrix, is_weights
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock, at_one, repeat
+from qkvflow.fields.parts.mixture import mixture
+from qkvflow.fields.parts.time import hats
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 
 class LowRankWeights(eqx.Module):
@@ -70,7 +72,7 @@ def _init(
     for name, role in weights.roles.items():
         if (value := getattr(weights, name)) is None:
             continue
-        if role == "matrix":
+        if is_matrix(role):
             key, each = jax.random.split(key)
             d_in, d_out = value.shape
             down = jax.random.normal(each, (num_layers, d_in, rank)) * d_in**-0.5
@@ -85,3 +87,10 @@ def _init(
             lambda w: [getattr(w, name) for name in names], weights, list(vectors.values())
         )
     return LowRankWeights(weights, factors)
+
+
+@FIELDS.register("low-rank")
+def make_low_rank(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> LowRank:
+    key_block, key = jax.random.split(key)
+    block = make_block(key_block)
+    return init_low_rank(block, num_layers=config.layers, rank=config.rank, key=key)

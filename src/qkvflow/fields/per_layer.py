@@ -14,9 +14,13 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
 
-from qkvflow.fields.base import AbstractField, Depth, Depths
-from qkvflow.schemes.grid import is_grid
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock
+from qkvflow.fields.shared import Shared
+from qkvflow.schemes.parts.grid import is_grid
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 
 class PerLayer(AbstractField):
@@ -52,3 +56,9 @@ def stack_layers(layers: list[AbstractField]) -> PerLayer:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
     rest = eqx.filter(layers[0], eqx.is_array, inverse=True)
     return PerLayer(eqx.combine(stacked, rest), len(layers))
+
+
+@FIELDS.register("per-layer")
+def make_per_layer(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> PerLayer:
+    keys = jax.random.split(key, config.layers)
+    return PerLayer(eqx.filter_vmap(lambda each: Shared(make_block(each)))(keys), config.layers)

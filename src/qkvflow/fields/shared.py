@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from qkvflow.fields.base import AbstractField, Depth, Depths, repeat
+from jaxtyping import PRNGKeyArray
+
+from qkvflow.fields.base import AbstractField, Depth, Depths, MakeBlock, repeat
+from qkvflow.zoo.config import ModelConfig
+from qkvflow.zoo.registry import FIELDS
 
 
 class Shared(AbstractField):
@@ -13,3 +17,8 @@ class Shared(AbstractField):
 
     def stack(self, ts: Depths) -> Any:
         return repeat(self.block, ts.shape[0])
+
+
+@FIELDS.register("shared")
+def make_shared(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Shared:
+    return Shared(make_block(key))

@@ -13,12 +13,12 @@ import numpy as np
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, Basis, Hypernet, Lora, LowRank, PerLayer, Shared
 from qkvflow.fields.basis import constant_coefficients
-from qkvflow.fields.lora import name_of
+from qkvflow.fields.wrappers.lora import name_of
 from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.config import make_config
-from qkvflow.runs.export import named_arrays, read_weights
 from qkvflow.runs.load import Trained
+from qkvflow.runs.weights import named_arrays, read_weights
 from qkvflow.schemes import AbstractStepScheme, grid
 
 FILE = "adapter.safetensors"
@@ -107,7 +107,9 @@ def merge(trained: Trained) -> Trained:
             "frozen_time": None,
             "horizon": model.horizon,
         }
-    config = make_config(trained.config.to_dict(), {"model": changes}, {"train": {"only": "all"}})
+    config = make_config(
+        trained.config.to_dict(), {"model": changes}, {"train": {"trainable": "all"}}
+    )
     return dataclasses.replace(
         trained, model=dataclasses.replace(model, field=field), config=config
     )

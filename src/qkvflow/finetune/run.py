@@ -7,27 +7,21 @@ also one that was interrupted and resumed: `.finetune.json` remembers what was a
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
-from qkvflow.evaluation.losses import evaluate
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
-from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
-from qkvflow.lm import LanguageModel
+from qkvflow.finetune.adapters import weights_hash
 from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import Trained, load
-from qkvflow.training.loop import Sample
-from qkvflow.training.reporter import Reporter, Silent
+from qkvflow.training.reporter import Reporter
 from qkvflow.training.run import train
-from qkvflow.training.step import model_key, split_model
-from qkvflow.training.trainable import count_trained
+from qkvflow.training.step import model_key
 
-REPORT, PLAN = "finetune.json", ".finetune.json"
+FINDINGS, REQUEST = "finetune.json", ".finetune.json"
 
 
 def finetune(
@@ -39,9 +33,7 @@ def finetune(
     data_dir: str | None = None,
     overrides: dict[str, Any] | None = None,
     step: int | str = "best",
-    sample: Sample | None = None,
     reporter: Reporter | None = None,
-    label: str | None = None,
     mesh: str | None = None,
 ) -> dict[str, Any]:
     """Continue a pretrained run (or export) on other data; returns the content of `record.json`.
@@ -53,61 +45,15 @@ def finetune(
     config = finetune_config(base, Path(base_path), adaptation, data, data_dir, overrides or {})
     key = model_key(config.train.seed)
     start = adapted_model(base, config.model.config, adaptation, key=key)
-    plan = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
+    request = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
 
     def begin() -> None:
         rundir.create(out)
         with rundir.writing(out, resumable=False):
-            rundir.write_whole(out / PLAN, rundir.to_json(plan, 1) + "\n")
+            rundir.write_whole(out / REQUEST, rundir.to_json(request, 1) + "\n")
 
     hosts.on_rank0(begin)
-    record = train(
-        config,
-        out,
-        sample=sample,
-        reporter=reporter,
-        label=label or f"{base.config.model.name} ({adaptation.method})",
-        mesh=mesh,
-        start=start,
-    )
-    complete(out, reporter)
-    return record
-
-
-def complete(directory: str | Path, reporter: Reporter | None = None) -> None:
-    """Write what belongs to a fine-tuned run that has ended; nothing for any other run."""
-    directory, note = Path(directory), (reporter or Silent()).note
-    if not (directory / PLAN).exists() or (directory / REPORT).exists():
-        return
-    plan = json.loads((directory / PLAN).read_text("utf-8"))
-    tuned = load(directory)
-    try:
-        base = load(plan["base"], step=plan["step"])
-    except UserError as error:
-        base = error
-    hosts.on_rank0(lambda: _write(directory, plan, tuned, base, note))
-
-
-def _write(
-    directory: Path,
-    plan: dict[str, Any],
-    tuned: Trained,
-    base: Trained | UserError,
-    note: Callable[[str], None],
-) -> None:
-    adaptation, base_hash = Adaptation(**plan["adaptation"]), tuned.config.train.start
-    if adaptation.method == "lora" and base_hash is not None:
-        with rundir.writing(directory):
-            save_adapter(tuned.model, adaptation, base_hash, directory / FILE)
-    if isinstance(base, UserError):
-        note(f"no {REPORT}: the pretrained run cannot be read ({base})")
-        return
-    if weights_hash(base.model) != base_hash:
-        note(f"no {REPORT}: {plan['base']} holds other weights than this run began from")
-        return
-    report = _report(base, plan["base"], tuned, adaptation, note)
-    with rundir.writing(directory):
-        rundir.write_whole(directory / REPORT, rundir.to_json(report, 1) + "\n")
+    return train(config, out, reporter=reporter, mesh=mesh, start=start)
 
 
 def finetune_config(
@@ -137,7 +83,7 @@ def finetune_config(
         {"data": {"spec": data, "dir": data_dir, "tokenizer": tokenizer}},
         {
             "train": {
-                "only": METHODS[adaptation.method],
+                "trainable": METHODS[adaptation.method],
                 "start": weights_hash(base.model),
                 "target_loss": None,
             }
@@ -146,70 +92,16 @@ def finetune_config(
     )
 
 
-def _report(
-    base: Trained,
-    base_path: str,
-    tuned: Trained,
-    adaptation: Adaptation,
-    note: Callable[[str], None],
-) -> dict[str, Any]:
-    """Losses before and after, on the new data and on the first: gain and forgetting."""
-    most = tuned.config.train.eval_tokens
-    key = model_key(tuned.config.train.seed)
-    start = adapted_model(base, tuned.config.model.config, adaptation, key=key)
-
-    def nats(model: LanguageModel, split: Any) -> float:
-        return evaluate(model, split, max_tokens=most).nats
-
-    new, _ = load_split(tuned, "validation")
-    after = nats(tuned.model, new)
-    report = {
-        "base": base_path,
-        "base_sha256": tuned.config.train.start,
-        "base_step": base.step,
-        **dataclasses.asdict(adaptation),
-        "num_steps": {"before": base.model.num_steps, "after": tuned.model.num_steps},
-        "scheme": {
-            "before": base.config.model.config.scheme,
-            "after": tuned.config.model.config.scheme,
-        },
-        "parameters": {
-            "total": count_trained(split_model(tuned.model)[0], "all"),
-            "trained": count_trained(split_model(tuned.model)[0], tuned.config.train.trainable),
-        },
-        "new_data": {
-            "spec": tuned.config.data.spec,
-            "frozen": nats(base.model, new),
-            "frozen_at_this_depth": nats(start, new),
-            "tuned": after,
-        },
-        "first_data": None,
-    }
-    try:
-        first, _ = load_split(base, "validation")
-    except UserError as error:
-        note(f"forgetting is not known: the first corpus cannot be read ({error})")
-        return report
-    before, now = nats(base.model, first), nats(tuned.model, first)
-    report["first_data"] = {
-        "spec": base.config.data.spec,
-        "before": before,
-        "after": now,
-        "forgetting": now - before,
-    }
-    return report
+def read_findings(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / FINDINGS).read_text("utf-8"))
 
 
-def read_report(directory: Path) -> dict[str, Any]:
-    return json.loads((directory / REPORT).read_text("utf-8"))
-
-
-def summary(report: dict[str, Any]) -> str:
+def summary(findings: dict[str, Any]) -> str:
     """What was gained and lost, in lines for a person."""
-    new, first = report["new_data"], report["first_data"]
-    steps, parameters = report["num_steps"], report["parameters"]
+    new, first = findings["new_data"], findings["first_data"]
+    steps, parameters = findings["num_steps"], findings["parameters"]
     lines = [
-        f"{report['method']}: {parameters['trained']:,} of {parameters['total']:,} parameters "
+        f"{findings['method']}: {parameters['trained']:,} of {parameters['total']:,} parameters "
         f"trained, {steps['before']} -> {steps['after']} depth steps",
         f"  new data: {new['tuned']:.4f} nats/token; frozen {new['frozen']:.4f}, and "
         f"{new['frozen_at_this_depth']:.4f} at this depth ({new['spec']})",

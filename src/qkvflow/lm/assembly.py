@@ -1,39 +1,21 @@
 """From a configuration to a model: the one place where names become classes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray
 
-from qkvflow.blocks.attention import init_attention
-from qkvflow.blocks.base import AbstractMixer, AbstractNorm, Block, Branch
-from qkvflow.blocks.mlp import init_mlp, init_swiglu
-from qkvflow.blocks.norm import init_norm
-from qkvflow.blocks.selective_ssm import init_selective_ssm
-from qkvflow.blocks.ssm import StateSpace, init_ssm
-from qkvflow.errors import UserError, unknown
-from qkvflow.fields import (
-    AbstractField,
-    FrozenTime,
-    PerLayer,
-    Shared,
-    init_basis,
-    init_gated,
-    init_hypernet,
-    init_lora,
-    init_low_rank,
-)
-from qkvflow.fields.time import AbstractTimeFeatures, make_time_features
+from qkvflow.blocks.base import Block, Branch
+from qkvflow.blocks.kernels.norm import init_norm
+from qkvflow.errors import UserError
+from qkvflow.fields import AbstractField, FrozenTime, Shared, init_hypernet, init_lora
+from qkvflow.fields.parts.time import features_of
 from qkvflow.lm.model import LanguageModel
 from qkvflow.schemes import default_horizon, make_scheme
 from qkvflow.zoo.config import ModelConfig, configure
 from qkvflow.zoo.entries import entry
-
-MakeBlock = Callable[[PRNGKeyArray], Any]
-MakeField = Callable[[MakeBlock, ModelConfig, PRNGKeyArray], AbstractField]
-MakeMixer = Callable[[ModelConfig, float, PRNGKeyArray], AbstractMixer]
+from qkvflow.zoo.registry import FIELDS, MIXERS
 
 
 def build(
@@ -46,8 +28,6 @@ def build(
 def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> LanguageModel:
     if vocab_size < 1:
         raise UserError(f"vocab_size must be positive, not {vocab_size}")
-    if config.field not in FIELDS:
-        raise unknown("field", config.field, FIELDS)
     scheme = make_scheme(config.scheme, composition=config.composition, tolerance=config.tolerance)
     key_embed, key_positions, key_field, key_norm, key_head = jax.random.split(key, 5)
     field = FIELDS[config.field](lambda key: init_block(config, key), config, key_field)
@@ -95,16 +75,7 @@ def _final_norm(config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
     if config.final_norm == "plain":
         return Shared(norm)
     key_features, key = jax.random.split(key)
-    return init_hypernet(norm, _features(config, key_features), d_time=config.d_time, key=key)
-
-
-def _features(config: ModelConfig, key: PRNGKeyArray) -> AbstractTimeFeatures:
-    return make_time_features(
-        config.time_features,
-        num_frequencies=config.num_frequencies,
-        num_layers=config.layers,
-        key=key,
-    )
+    return init_hypernet(norm, features_of(config, key_features), d_time=config.d_time, key=key)
 
 
 def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
@@ -121,129 +92,6 @@ def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
     return Block(tuple(branches))
 
 
-def _attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> AbstractMixer:
-    return init_attention(
-        config.d_model,
-        num_heads=config.num_heads,
-        num_kv_heads=config.kv_heads,
-        bias=config.bias if config.attention_bias is None else config.attention_bias,
-        rotary_base=config.rotary_base if config.positions == "rope" else None,
-        dropout=config.attention_dropout,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        key=key,
-    )
-
-
-def _mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> AbstractMixer:
-    init = init_swiglu if "swiglu" in config.mixers else init_mlp
-    return init(
-        config.d_model,
-        config.d_hidden,
-        bias=config.bias,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        key=key,
-    )
-
-
-def _ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> AbstractMixer:
-    return init_ssm(config.d_model, config.d_state, out_scale=out_scale, key=key)
-
-
-def _selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> AbstractMixer:
-    return init_selective_ssm(
-        config.d_model,
-        d_state=config.d_state,
-        expand=config.ssm_expand,
-        head_dim=config.head_dim,
-        groups=config.ssm_groups,
-        conv_width=config.conv_width,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        norm_eps=config.norm_eps,
-        key=key,
-    )
-
-
-MIXERS: dict[str, MakeMixer] = {
-    "attention": _attention,
-    "mlp": _mlp,
-    "swiglu": _mlp,
-    "ssm": _ssm,
-    "selective-ssm": _selective_ssm,
-}
-
-
-def _per_layer(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    keys = jax.random.split(key, config.layers)
-    return PerLayer(eqx.filter_vmap(lambda each: Shared(make(each)))(keys), config.layers)
-
-
-def _shared(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    return Shared(make(key))
-
-
-def _gated(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    return _gated_over(make, config, key, (AbstractNorm,), config.gate)
-
-
-def _gated_generated(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    """The documents' code for state spaces: generated from t, and gated by element besides."""
-    return _gated_over(make, config, key, (AbstractNorm, StateSpace), "published")
-
-
-def _gated_over(
-    make: MakeBlock, config: ModelConfig, key: PRNGKeyArray, generate: tuple[type, ...], gate: str
-) -> AbstractField:
-    key_block, key_features, key = jax.random.split(key, 3)
-    return init_gated(
-        make(key_block),
-        _features(config, key_features),
-        d_time=config.d_time,
-        gate=gate,
-        activation=config.gate_activation,
-        rank=config.gate_rank,
-        generate=generate,
-        key=key,
-    )
-
-
-def _hypernet(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    key_block, key_features, key = jax.random.split(key, 3)
-    features = _features(config, key_features)
-    return init_hypernet(make(key_block), features, d_time=config.d_time, key=key)
-
-
-def _per_layer_hypernet(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    keys = jax.random.split(key, config.layers)
-    layers = eqx.filter_vmap(lambda each: _hypernet(make, config, each))(keys)
-    return PerLayer(layers, config.layers)
-
-
-def _low_rank(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    key_block, key = jax.random.split(key)
-    return init_low_rank(make(key_block), num_layers=config.layers, rank=config.rank, key=key)
-
-
-def _basis(make: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    key_block, key = jax.random.split(key)
-    return init_basis(make(key_block), kind=config.basis, size=config.num_basis, key=key)
-
-
-FIELDS: dict[str, MakeField] = {
-    "per-layer": _per_layer,
-    "shared": _shared,
-    "gated": _gated,
-    "gated-generated": _gated_generated,
-    "hypernet": _hypernet,
-    "per-layer-hypernet": _per_layer_hypernet,
-    "low-rank": _low_rank,
-    "basis": _basis,
-}
-"""Add your own here: a function from a block initialiser, a configuration and a key to a field."""
-
-
 def abstract(config: ModelConfig, *, vocab_size: int) -> LanguageModel:
     """The model's shapes without its arrays: for counting and planning at any size."""
     return eqx.filter_eval_shape(
@@ -255,6 +103,3 @@ def abstract_model(config: ModelConfig, vocab_size: int) -> tuple[Any, Any]:
     """Shapes of the model's arrays, and the rest of it."""
     model = abstract(config, vocab_size=vocab_size)
     return eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-
-
-__all__ = ["FIELDS", "MIXERS", "abstract", "abstract_model", "build", "build_config", "init_block"]

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import Rows, cast_matrices, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
-from qkvflow.fields.precomputed import precompute
+from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
 from qkvflow.schemes.base import ApplyCached, ApplyFull, Solution
 

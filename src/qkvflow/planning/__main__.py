@@ -1,15 +1,15 @@
-"""The other side of `planning.process.plan`: a job comes in as JSON, the plan goes out."""
+"""The other side of `planning.process.estimate_run`: a job in JSON to its estimate."""
 
 import json
 import sys
 
 from qkvflow.errors import UserError
-from qkvflow.planning.process import make_plan
+from qkvflow.planning.process import make_estimate
 
 
 def main() -> int:
     try:
-        print(json.dumps(make_plan(json.load(sys.stdin))))
+        print(json.dumps(make_estimate(json.load(sys.stdin))))
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

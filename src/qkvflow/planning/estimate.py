@@ -13,13 +13,13 @@ from typing import Any
 
 from qkvflow.distributed.mesh import MeshShape
 from qkvflow.planning.accelerators import ACCELERATORS, USABLE, Accelerator, accelerator
-from qkvflow.planning.program import Memory, Program
+from qkvflow.planning.program import CompiledStep, Memory
 from qkvflow.runs.config import RunConfig, make_config
 
 MAX_DEVICES = 64
 """Largest mesh that is offered."""
 
-Compile = Callable[[RunConfig, MeshShape], Program]
+Compile = Callable[[RunConfig, MeshShape], CompiledStep]
 
 
 def room(device: Accelerator) -> float:
@@ -27,7 +27,7 @@ def room(device: Accelerator) -> float:
 
 
 def on_accelerators(
-    program: Program, config: RunConfig, mesh: MeshShape, utilisation: float
+    program: CompiledStep, config: RunConfig, mesh: MeshShape, utilisation: float
 ) -> list[dict[str, Any]]:
     """A row for every known accelerator."""
     rows = []
@@ -52,7 +52,7 @@ def on_accelerators(
 
 
 def check_changes(
-    program: Program, config: RunConfig, mesh: MeshShape, device: str, compile: Compile
+    program: CompiledStep, config: RunConfig, mesh: MeshShape, device: str, compile: Compile
 ) -> list[dict[str, Any]]:
     """Changes that save memory, each compiled, with what it comes to and whether it fits.
 

@@ -15,12 +15,12 @@ from qkvflow.distributed.mesh import MeshShape
 from qkvflow.errors import UserError
 from qkvflow.planning.accelerators import USABLE, UTILISATION, accelerator
 from qkvflow.planning.estimate import MAX_DEVICES, check_changes, on_accelerators
-from qkvflow.planning.program import Program, compile_step
+from qkvflow.planning.program import CompiledStep, compile_step
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.zoo.plugins import load_plugins, plugin_paths
 
 
-def plan(
+def estimate_run(
     config: RunConfig,
     *,
     vocab_size: int,
@@ -58,13 +58,13 @@ def plan(
     return json.loads(done.stdout)
 
 
-def make_plan(job: dict[str, Any]) -> dict[str, Any]:
+def make_estimate(job: dict[str, Any]) -> dict[str, Any]:
     """The plan, in a process that has the devices."""
     load_plugins(job["plugins"])
     config, mesh = make_config(job["config"]), MeshShape(**job["mesh"])
     vocab_size, device = job["vocab_size"], job["device"]
 
-    def compile(config: RunConfig, mesh: MeshShape) -> Program:
+    def compile(config: RunConfig, mesh: MeshShape) -> CompiledStep:
         return compile_step(config, vocab_size=vocab_size, mesh=mesh)
 
     program = compile(config, mesh)

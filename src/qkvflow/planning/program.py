@@ -17,19 +17,16 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qkvflow.distributed.layout import Layout
 from qkvflow.distributed.mesh import ROWS, MeshShape, make_mesh
-from qkvflow.lm import LanguageModel, abstract, count_parameters, num_pieces, weights_in_effect
+from qkvflow.lm import LanguageModel, count_parameters, num_pieces, weights_in_effect
 from qkvflow.planning.hlo import Work, count_work
 from qkvflow.runs.config import RunConfig
 from qkvflow.schemes import AbstractStepScheme, stage_times
-from qkvflow.training.loop import abstract_state
-from qkvflow.training.objective import make_objective, step_flops
-from qkvflow.training.optim import optimiser
-from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import make_host_multi_step
+from qkvflow.training.program import make_program
 from qkvflow.training.trainable import trained_arrays
 
 # The code of a program that is not run need not be good; its buffers are the same.
@@ -53,7 +50,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class CompiledStep:
     """What one training step is and needs. Work and memory are of one device."""
 
     parameters: int
@@ -64,45 +61,35 @@ class Program:
     work: Work
 
 
-def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Program:
+def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> CompiledStep:
     """Compile the step on the first devices there are, which may be pretend ones."""
     train, shape = config.train, config.model.config
     layout = Layout(mesh, make_mesh(mesh))
-    model = abstract(shape, vocab_size=vocab_size)
-    params, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    program = make_program(config, vocab_size, layout)
+    model, state = program.model, program.state
     heads = shape.num_heads if "attention" in shape.mixers else None
-    layout.check(params, train.batch_size, train.grad_accum, num_heads=heads)
-    schedule = make_schedule(config.optim, train.steps)
-    optim = optimiser(config.optim, schedule, train.trainable)
-    state = layout.like(abstract_state(config, params))
-    chunk = make_host_multi_step(
-        static,
-        optim,
-        schedule,
-        max_steps=1,
-        batch_size=train.batch_size,
-        grad_accum=train.grad_accum,
-        dropout=shape.dropout > 0 or shape.attention_dropout > 0,
-        objective=make_objective(train, shape.scheme),
-        constrain=layout.shard_batch,
-        arrange=layout.shard_model,
-    )
+    layout.check(program.params, train.batch_size, train.grad_accum, num_heads=heads)
     tokens = jax.ShapeDtypeStruct(
         (1, train.batch_size, shape.context),
         jnp.int32,
         sharding=NamedSharding(layout.mesh, PartitionSpec(None, ROWS)),
     )
-    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=layout.replicated)
-    lowered = jax.jit(chunk, donate_argnums=0).lower(state, number, (tokens, tokens), number)
+
+    def scalar(value: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((), value.dtype, sharding=layout.replicated)
+
+    multi_step = program.multi_step(1, on_device=False)
+    lowered = jax.jit(multi_step, donate_argnums=0).lower(
+        state, jax.tree.map(scalar, program.hyper()), (tokens, tokens), scalar(np.int32(1))
+    )
     compiled = lowered.compile(compiler_options=_QUICKLY)
     rows = train.batch_size // train.grad_accum
     pieces = num_pieces(rows, shape.context, vocab_size, mesh.rows * model.max_logits)
-    flops = step_flops(train, model, config.tokens_per_step)
     again = 2 * model.d_model * vocab_size * config.tokens_per_step if pieces > 1 else 0
-    return Program(
+    return CompiledStep(
         parameters=count_parameters(model).total,
         in_effect=weights_in_effect(model),
-        analytic_flops=flops + again,
+        analytic_flops=program.flops_per_step + again,
         memory=_memory(
             compiled, state, _generated(model, layout), 2 * _held(tokens), config.train.trainable
         ),
@@ -110,7 +97,7 @@ def compile_step(config: RunConfig, *, vocab_size: int, mesh: MeshShape) -> Prog
     )
 
 
-def _memory(compiled: Any, state: Any, generated: int, batch: int, only: str) -> Memory:
+def _memory(compiled: Any, state: Any, generated: int, batch: int, trainable: str) -> Memory:
     analysis = compiled.memory_analysis()
     total = (
         analysis.argument_size_in_bytes
@@ -120,7 +107,7 @@ def _memory(compiled: Any, state: Any, generated: int, batch: int, only: str) ->
     )
     parameters = _held(state.params)
     optimiser = _held(state) - parameters
-    gradients = _held(eqx.filter(state.params, trained_arrays(state.params, only)))
+    gradients = _held(eqx.filter(state.params, trained_arrays(state.params, trainable)))
     rest = total - parameters - optimiser - gradients - batch
     # What is known to be needed may be spared by the compiler; it is never more than there is.
     generated = max(0, min(generated, rest))

@@ -279,15 +279,16 @@ def _check_data_names(data: DataConfig) -> None:
 
 def _check_together(config: RunConfig) -> None:
     """Refuse sections that do not go together."""
-    varies = config.train.depth_jitter != "none" or config.train.consistency > 0
-    if varies and config.model.config.scheme == "adaptive":
+    train = config.train
+    drawn = train.depth_jitter != "none" or train.consistency
+    if config.model.config.scheme == "adaptive" and drawn:
         raise UserError(
             "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
             "its own steps; choose another --model.scheme"
         )
-    if config.train.trainable == "adapters" and config.model.config.lora == "none":
+    if train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
-    if config.train.trainable != "all" and config.optim.name == "schedule-free":
+    if train.trainable != "all" and config.optim.name == "schedule-free":
         raise UserError("schedule-free trains all arrays; choose another optim.name")
 
 

@@ -14,9 +14,11 @@ FREE = {
         "target_loss",
         "steps_per_dispatch",
         "max_skipped",
+        "samples",
+        "eval_depths",
     },
-    "checkpoint": {"every", "keep", "best"},
-    "track": {"name", "project"},
+    "checkpoint": {"every", "keep", "best", "finished"},
+    "track": {"name", "project", "label", "group"},
     # Only what is kept in memory and what is computed again.
     "model": {"remat"},
     # The text itself is compared by hash: it may have moved, but not changed.

@@ -10,16 +10,18 @@ import fcntl
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qkvflow.errors import UserError
+from qkvflow.errors import ResourceError, UserError
 from qkvflow.runs.config_files import read_yaml
 
 CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
 TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
 _LOCK = ".lock"
+_TAIL_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -35,7 +37,7 @@ def cannot_write(directory: Path, why: str, resumable: bool = True) -> UserError
     hint = (
         f"make room and run 'qkvflow resume {directory}'" if resumable else "choose another --out"
     )
-    return UserError(f"cannot write {directory}: {why}; {hint}")
+    return ResourceError(f"cannot write {directory}: {why}; {hint}")
 
 
 def create(directory: Path) -> None:
@@ -53,15 +55,26 @@ def create(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Only one process works in a run directory; the lock dies with its process."""
+def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
+    """Only one process works in a run directory; the lock dies with its process.
+
+    Another one is waited for as long as `patience` says, in seconds.
+    """
     with writing(directory, resumable=False):
         handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another process is working in {directory}; let it finish") from None
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    continue
+                raise ResourceError(
+                    f"another process is working in {directory}; let it finish"
+                ) from None
         yield
     finally:
         os.close(handle)
@@ -101,7 +114,7 @@ def _strict(value: Any) -> Any:
     return value
 
 
-class Lines:
+class MetricsWriter:
     """`metrics.jsonl`, open for appending."""
 
     def __init__(self, path: Path) -> None:
@@ -135,6 +148,23 @@ def read_lines(path: Path, last_step: int | None = None) -> list[dict[str, Any]]
         if isinstance(line, dict) and (last_step is None or line.get("step", 0) <= last_step):
             lines.append(line)
     return lines
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of `metrics.jsonl`, which may be growing."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return None
+    for raw in reversed(text.split("\n")[:-1]):
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            continue
+        return line if isinstance(line, dict) else None
+    return None
 
 
 def cut_back(directory: Path, step: int, samples_bytes: int) -> list[dict[str, Any]]:

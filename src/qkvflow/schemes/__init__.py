@@ -1,20 +1,18 @@
-"""Schemes: how depth is traversed. Add one: a file here, an entry in `SCHEMES`."""
+"""Schemes: how depth is traversed.
 
-from collections.abc import Callable
+A scheme is a file here, called as the scheme is: a final subclass of `AbstractScheme` and a factory
+registered with `@SCHEMES.register(name)`. See `examples/my_scheme.py`.
+"""
 
-from qkvflow.errors import UserError, unknown
 from qkvflow.schemes.adaptive import Adaptive
-from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme
+from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme, SchemeOptions, total_increment
 from qkvflow.schemes.euler import Parallel, Sequential
-from qkvflow.schemes.grid import grid, shifted_edges, stage_times
-from qkvflow.schemes.runge_kutta import RK4, Heun, Midpoint
+from qkvflow.schemes.heun import Heun
+from qkvflow.schemes.midpoint import Midpoint
+from qkvflow.schemes.parts.grid import grid, shifted_edges, stage_times
+from qkvflow.schemes.rk4 import RK4
 from qkvflow.schemes.strang import Strang
-from qkvflow.zoo.config import SCHEMES
-
-COMPOSITIONS: dict[str, Callable[[], AbstractScheme]] = {
-    "sequential": Sequential,
-    "parallel": Parallel,
-}
+from qkvflow.zoo.registry import SCHEMES
 
 
 def make_scheme(
@@ -25,35 +23,23 @@ def make_scheme(
     `composition` is for `residual` and `euler` alone: the others define their own.
     `tolerance` is for `adaptive` alone.
     """
-    if name in ("residual", "euler"):
-        if composition not in COMPOSITIONS:
-            raise unknown("composition", composition, COMPOSITIONS)
-        return COMPOSITIONS[composition]()
-    if name == "adaptive":
-        if not tolerance > 0.0:
-            raise UserError(f"tolerance must be positive, not {tolerance}")
-        return Adaptive(rtol=tolerance, atol=tolerance)
-    others = {"midpoint": Midpoint, "heun": Heun, "rk4": RK4, "strang": Strang}
-    if name not in others:
-        raise unknown("scheme", name, SCHEMES)
-    return others[name]()
+    return SCHEMES[name](SchemeOptions(composition, tolerance))
 
 
 def default_horizon(name: str, num_steps: int) -> float:
     """How many whole increments the flow adds up to: N for `residual`, 1 for the rest."""
-    return float(num_steps) if name == "residual" else 1.0
+    return make_scheme(name).default_horizon(num_steps)
 
 
 __all__ = [
-    "COMPOSITIONS",
     "RK4",
-    "SCHEMES",
     "AbstractScheme",
     "AbstractStepScheme",
     "Adaptive",
     "Heun",
     "Midpoint",
     "Parallel",
+    "SchemeOptions",
     "Sequential",
     "Strang",
     "default_horizon",
@@ -61,4 +47,5 @@ __all__ = [
     "make_scheme",
     "shifted_edges",
     "stage_times",
+    "total_increment",
 ]

@@ -1,8 +1,8 @@
 """Adaptive step sizes through diffrax: as many steps as the tolerance asks for.
 
-Solves dx/dt = T f(x, t) from 0 to 1 with an embedded Runge-Kutta pair (Tsitouras 5/4 by default)
-and a PID step size controller; `num_steps` only sets the first step. Weights are asked of the
-field wherever the solver goes.
+Solves dx/dt = T f(x, t) from 0 to 1 with Tsitouras' embedded Runge-Kutta pair of orders 5 and 4 and
+a PID step size controller; `num_steps` only sets the first step. Weights are asked of the field
+wherever the solver goes.
 
 The controller looks at the error of the whole batch, so the steps depend on what else is in the
 batch, later tokens included, and so does the result, by the error it may have: the tolerance of a
@@ -19,41 +19,22 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import Block
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import UserError
 from qkvflow.schemes.base import (
     AbstractScheme,
     ApplyBranch,
     FieldLike,
     Hidden,
+    SchemeOptions,
     Solution,
     total_increment,
 )
-
-SOLVERS = ("tsit5", "dopri5", "bosh3", "heun")
-
-
-def _solver(name: str) -> Any:
-    try:
-        import diffrax
-    except ModuleNotFoundError:
-        raise UserError(
-            "adaptive schemes need diffrax; install it with: pip install 'qkvflow[adaptive]'"
-        ) from None
-    solvers = {
-        "tsit5": diffrax.Tsit5,
-        "dopri5": diffrax.Dopri5,
-        "bosh3": diffrax.Bosh3,
-        "heun": diffrax.Heun,
-    }
-    if name not in solvers:
-        raise unknown("solver", name, solvers)
-    return solvers[name]()
+from qkvflow.zoo.registry import SCHEMES
 
 
 class Adaptive(AbstractScheme):
     rtol: float = eqx.field(static=True, default=1e-3)
     atol: float = eqx.field(static=True, default=1e-3)
-    solver: str = eqx.field(static=True, default="tsit5")
     max_steps: int = eqx.field(static=True, default=256)
 
     def integrate(
@@ -72,8 +53,13 @@ class Adaptive(AbstractScheme):
     ) -> Solution:
         if edges is not None:
             raise UserError("an adaptive scheme finds its own steps; leave the random grid out")
-        solver = _solver(self.solver)
-        import diffrax
+        try:
+            import diffrax
+        except ModuleNotFoundError:
+            raise UserError(
+                "adaptive schemes need diffrax; install it with: pip install 'qkvflow[adaptive]'"
+            ) from None
+        solver = diffrax.Tsit5()
 
         def f(t: Any, x: Hidden, args: Any) -> Hidden:
             block = prepare(field.at(t))
@@ -108,3 +94,10 @@ class Adaptive(AbstractScheme):
             evaluations,
             solution.result == diffrax.RESULTS.successful,
         )
+
+
+@SCHEMES.register("adaptive")
+def make_adaptive(options: SchemeOptions) -> Adaptive:
+    if not options.tolerance > 0.0:
+        raise UserError(f"tolerance must be positive, not {options.tolerance}")
+    return Adaptive(rtol=options.tolerance, atol=options.tolerance)

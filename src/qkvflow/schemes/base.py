@@ -2,15 +2,17 @@
 
 The model is the flow of dx/dt = T f(x, t), where f is the sum of the increments of the block
 at depth t and T, the `horizon`, is how many whole increments the flow adds up to. A standard
-transformer of N layers adds N of them (T = N), Tong et al.'s model their average (T = 1). The
-horizon belongs to the trained model, so the same weights can be run with more or fewer steps, or
-another scheme, and still follow the same flow: every scheme's step size is T / N.
+transformer of N layers adds N of them (T = N), that of Tong et al. 2025 (SDML-KU/qkvflow) takes
+their average (T = 1). The horizon belongs to the trained model, so the same weights can be run with
+more or fewer steps, or another scheme, and still follow the same flow: every scheme's step size is
+T / N.
 
 A scheme asks the field for blocks and hands branches to an `ApplyBranch`, which knows about
 sequences, dropout and caches, so that a scheme is only arithmetic on states.
 """
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -20,8 +22,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Block, Branch, Rows
-from qkvflow.schemes.grid import stage_times
-from qkvflow.schemes.remat import scan
+from qkvflow.schemes.parts.grid import stage_times
+from qkvflow.schemes.parts.remat import scan
 
 Hidden = Float[Array, "rows d_model"]
 Size = float | Float[Array, ""]
@@ -105,7 +107,19 @@ class Solution(NamedTuple):
     succeeded: bool | Array = True
 
 
+@dataclasses.dataclass(frozen=True)
+class SchemeOptions:
+    """What a configuration says of a scheme; each takes what concerns it."""
+
+    composition: str = "sequential"
+    tolerance: float = 1e-3
+
+
 class AbstractScheme(eqx.Module):
+    def default_horizon(self, num_steps: int) -> float:
+        """How many whole increments the flow adds up to, where nothing else is said."""
+        return 1.0
+
     @abc.abstractmethod
     def integrate(
         self,
@@ -125,7 +139,7 @@ class AbstractScheme(eqx.Module):
 
         `make_apply` makes each step's `ApplyBranch` from that step's slice of `per_step` (keys,
         caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
-        says what the backward pass computes again instead of keeping (see `schemes.remat`).
+        says what the backward pass computes again instead of keeping (see `parts.remat`).
         `save` keeps the state before the first and after every step. `edges` are the N + 1
         depths where steps begin and end, if they are not to be equally long.
         """

@@ -9,7 +9,8 @@ rule. Weights are those at the middle of the step.
 from typing import ClassVar
 
 from qkvflow.blocks.base import Block, Branch
-from qkvflow.schemes.base import AbstractStepScheme, ApplyBranch, Hidden, Size
+from qkvflow.schemes.base import AbstractStepScheme, ApplyBranch, Hidden, SchemeOptions, Size
+from qkvflow.zoo.registry import SCHEMES
 
 
 def _flow(branch: Branch, x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
@@ -33,3 +34,8 @@ class Strang(AbstractStepScheme):
         # The outer branches are evaluated four times, the last one twice; counted as whole
         # blocks, rounded up.
         return 4
+
+
+@SCHEMES.register("strang")
+def make_strang(options: SchemeOptions) -> Strang:
+    return Strang()

@@ -1,4 +1,4 @@
-"""How a run ends: whole-split losses at the selected checkpoint, and the record."""
+"""How a run ends: losses on whole splits at the selected checkpoint, and the record."""
 
 from pathlib import Path
 from typing import Any
@@ -7,56 +7,66 @@ import equinox as eqx
 import numpy as np
 
 from qkvflow.distributed import hosts
-from qkvflow.evaluation.losses import Evaluator
+from qkvflow.evaluation.sweep import evaluate_depths
 from qkvflow.runs import rundir
+from qkvflow.runs.depths import parse_depths
 from qkvflow.runs.record import make_record, now
-from qkvflow.training.loop import Loop, Progress, abstract_state
-from qkvflow.training.step import State
+from qkvflow.training.loop import Loop, Progress
+from qkvflow.training.step import TrainState
 
 
-def finish(loop: Loop, state: State, params: Any, progress: Progress) -> dict[str, Any]:
-    """Whole-split losses at the selected checkpoint, and the record."""
-    selected, final = progress.step, state
-    wanted = progress.best_step if loop.config.checkpoint.best else None
+def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
+    """Losses on whole splits at the selected checkpoint, a last sample, and the record."""
+    program, config = loop.program, loop.config
+    selected, params = progress.step, program.evaluation_params(state)
+    wanted = progress.best_step if config.checkpoint.best else None
     loop.checkpoints.wait()
     if wanted is not None and wanted != progress.step:
         if wanted in loop.checkpoints.steps():
-            like = loop.layout.like(abstract_state(loop.config, params))
-            selected, final = wanted, loop.checkpoints.restore(wanted, like)
+            selected = wanted
+            params = loop.checkpoints.restore_model(wanted, program.state_parts()[0])
         else:
             loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
-    chosen = loop.params(final)
-    evaluations = {}
+    losses: dict[str, Any] = {}
     for name in ("validation", "test"):
-        split = getattr(loop.encoded, name)
-        if len(split) < 2:
-            evaluations[name] = None
-            continue
-        evaluations[name] = Evaluator(
-            loop.static,
-            split,
-            context=loop.config.context,
-            batch_size=loop.evaluation_batch,
-            layout=loop.layout,
-        )(chosen)
-    return write_record(loop, params, progress, selected_step=selected, **evaluations)
+        has_split = len(getattr(loop.encoded, name)) > 1
+        losses[name] = loop.evaluator(name)(params).summary() if has_split else None
+    if config.train.samples == "last":
+        with rundir.writing(loop.directory):
+            loop.sample(params, progress)
+    record = _record(loop, progress, error=None, selected_step=selected, **losses)
+    if depths := parse_depths(config.train.eval_depths):
+        record["evaluations"] = evaluate_depths(
+            eqx.combine(program.layout.gathered(params), program.static),
+            config.model.config,
+            loop.encoded.validation,
+            depths,
+        )
+    _write(loop, record)
+    if config.checkpoint.finished != "all":
+        loop.checkpoints.forget(selected if config.checkpoint.finished == "best" else None)
+    return record
 
 
-def write_record(
+def fail(loop: Loop, progress: Progress, error: str) -> None:
+    """The record of a run that cannot go on."""
+    _write(loop, _record(loop, progress, error=error))
+
+
+def _record(
     loop: Loop,
-    params: Any,
     progress: Progress,
     *,
-    error: str | None = None,
+    error: str | None,
     selected_step: int | None = None,
     validation: Any = None,
     test: Any = None,
 ) -> dict[str, Any]:
     record = make_record(
         loop.config,
-        eqx.combine(params, loop.static),
+        loop.program.model,
         loop.encoded,
-        label=progress.label or loop.config.model.name,
+        flops_per_step=loop.program.flops_per_step,
         error=error,
         steps=progress.step,
         skipped=progress.skipped,
@@ -69,11 +79,14 @@ def write_record(
         selected_step=selected_step,
         started=progress.started or now(),
     )
-    record["hardware"] |= {"mesh": str(loop.layout.shape), "processes": hosts.count()}
+    record["hardware"] |= {"mesh": str(loop.program.layout.shape), "processes": hosts.count()}
+    return record
+
+
+def _write(loop: Loop, record: dict[str, Any]) -> None:
     if hosts.is_rank0():
         with rundir.writing(loop.directory):
             rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
-    return record
 
 
 def _train_loss(directory: Path, steps: int) -> float | None:

@@ -7,40 +7,28 @@ at any moment, resuming from the last checkpoint writes the same lines again.
 import dataclasses
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
-from jaxtyping import Array
 
-from qkvflow.data import EncodedCorpus, Tokenizer
-from qkvflow.data.batches import BatchLoader, fits_on_device
-from qkvflow.distributed import Layout, hosts
-from qkvflow.evaluation.losses import Evaluation, Evaluator, evaluation_batch
+from qkvflow.data import EncodedCorpus
+from qkvflow.distributed import hosts
+from qkvflow.evaluation import Evaluation, Evaluator
+from qkvflow.evaluation.losses import evaluation_batch
+from qkvflow.generation.text import sample_text
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
-from qkvflow.runs.record import program_bytes
-from qkvflow.runs.rundir import METRICS, SAMPLES, Lines, writing
-from qkvflow.training.objective import make_objective
-from qkvflow.training.optim import evaluation_params, optimiser
+from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, writing
+from qkvflow.training.dispatch import Dispatch
+from qkvflow.training.program import Program
 from qkvflow.training.reporter import Reporter
-from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import State, init_state, make_host_multi_step, make_multi_step
+from qkvflow.training.signals import signals
+from qkvflow.training.step import TrainState
 from qkvflow.training.track import Tracker
-
-Sample = Callable[[LanguageModel, Tokenizer, int], str]
-"""Generated text for a person to read, from (model, tokenizer, seed)."""
-
-_MAX_DISPATCH = 128
-_MAX_HOST_DISPATCH = 8
-_DISPATCH_SECONDS = 0.5
 
 
 class Interrupted(Exception):
@@ -73,7 +61,6 @@ class Progress:
     skipped_in_row: int = 0
     samples_bytes: int = 0
     done: bool = False
-    label: str | None = None
     started: str | None = None
 
 
@@ -81,50 +68,51 @@ class Progress:
 class Loop:
     """One run in one directory."""
 
-    config: RunConfig
+    program: Program
     directory: Path
-    static: Any
     encoded: EncodedCorpus
     checkpoints: Checkpoints
     fingerprint: dict[str, Any]
     reporter: Reporter
     tracker: Tracker
-    sample: Sample | None
-    layout: Layout
     program_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        train, optim = self.config.train, self.config.optim
-        self._schedule = make_schedule(optim, train.steps)
-        self.optimiser = optimiser(optim, self._schedule, train.trainable)
-        tokens = self.encoded.train.tokens
-        # Several processes read their own rows of every batch.
-        fits = fits_on_device(len(tokens), tokens.dtype.itemsize)
-        self._on_device = fits and hosts.count() == 1
-        self._validation = Evaluator(
-            self.static,
-            self.encoded.validation,
-            context=self.config.context,
-            batch_size=self.evaluation_batch,
-            max_tokens=train.eval_tokens,
-            layout=self.layout,
-        )
+        self._metrics: MetricsWriter | None = None
+        self._validation = self.evaluator("validation", self.config.train.eval_tokens)
 
     @property
-    def evaluation_batch(self) -> int:
-        vocab_size, parts = self.encoded.tokenizer.vocab_size, self.layout.shape.rows
-        return evaluation_batch(self.config.context, vocab_size, parts)
+    def config(self) -> RunConfig:
+        return self.program.config
 
-    def run(self, state: State, progress: Progress) -> State:
+    def evaluator(self, split: str, max_tokens: int | None = None) -> Evaluator:
+        """Of this run's model on one of its splits."""
+        vocab_size, layout = self.program.vocab_size, self.program.layout
+        return Evaluator(
+            self.program.static,
+            getattr(self.encoded, split),
+            context=self.config.context,
+            batch_size=evaluation_batch(self.config.context, vocab_size, layout.shape.rows),
+            max_tokens=max_tokens,
+            layout=layout,
+        )
+
+    def run(self, state: TrainState, progress: Progress) -> TrainState:
         """Train from `state` to the end of the budget; returns the last state."""
         if progress.done:
             return state
         with signals() as caught:
             with writing(self.directory):
-                self._lines = Lines(self.directory / METRICS) if hosts.is_rank0() else None
-            dispatch = self._compile(state, progress)
+                self._metrics = (
+                    MetricsWriter(self.directory / METRICS) if hosts.is_rank0() else None
+                )
+            dispatch = Dispatch(self.program, self.encoded.train, progress.step)
             signum = 0
             try:
+                self.reporter.compiling()
+                begin = time.perf_counter()
+                self.program_bytes = dispatch.compile(state)
+                progress.compile_seconds += time.perf_counter() - begin
                 while not progress.done and not signum:
                     # Processes stop together, and make as many steps as the first one means to.
                     said = hosts.all_gather([caught[0] if caught else 0, dispatch.size])
@@ -138,24 +126,12 @@ class Loop:
                     self.checkpoints.wait()
                     raise Interrupted(signum, progress.step, self.directory)
             finally:
-                if self._lines is not None:
-                    self._lines.close()
+                if self._metrics is not None:
+                    self._metrics.close()
                 dispatch.close()
         return state
 
-    def params(self, state: State) -> Any:
-        """The parameters to evaluate."""
-        return evaluation_params(self.config.optim, state.opt_state, state.params)
-
-    def _compile(self, state: State, progress: Progress) -> "_Dispatch":
-        dispatch = _Dispatch(self, progress.step)
-        begin = time.perf_counter()
-        dispatch.compile(state)
-        progress.compile_seconds += time.perf_counter() - begin
-        self.program_bytes = program_bytes(dispatch.compiled)
-        return dispatch
-
-    def _advance(self, state: State, progress: Progress, dispatch: "_Dispatch") -> State:
+    def _advance(self, state: TrainState, progress: Progress, dispatch: Dispatch) -> TrainState:
         """One program call, up to the next thing that has to happen between steps."""
         train = self.config.train
         periods = (train.eval_every, self.config.checkpoint.every)
@@ -205,15 +181,18 @@ class Loop:
     def _kept(self) -> str:
         return ", ".join(f"step {step}" for step in self.checkpoints.steps()) or "none yet"
 
-    def _pause(self, state: State, progress: Progress) -> None:
+    def _pause(self, state: TrainState, progress: Progress) -> None:
         """What happens between program calls: evaluation, samples, checkpoints."""
         train, step = self.config.train, progress.step
         over = step >= train.steps
         improved = False
         if step % train.eval_every == 0 or over:
-            evaluation = self._validation(self.params(state))
+            params = self.program.evaluation_params(state)
+            evaluation = self._validation(params)
             with writing(self.directory):
-                improved = self._report(evaluation, state, progress)
+                improved = self._note(evaluation, progress)
+                if train.samples == "evaluations":
+                    self.sample(params, progress)
             if train.target_loss is not None and evaluation.nats <= train.target_loss:
                 self.reporter.note(f"target loss {train.target_loss} reached")
                 over = True
@@ -222,18 +201,18 @@ class Loop:
         if over or keep or step % self.config.checkpoint.every == 0:
             self.save(state, progress)
 
-    def save(self, state: State, progress: Progress) -> None:
+    def save(self, state: TrainState, progress: Progress) -> None:
         """Begin to save, unless this very step is saved already."""
         if progress.step in self.checkpoints.steps():
             return
-        if self._lines is not None:
+        if self._metrics is not None:
             with writing(self.directory):
-                self._lines.sync()
+                self._metrics.sync()
         best = progress.best_step if self.config.checkpoint.best else None
         host = {**self.fingerprint, "progress": dataclasses.asdict(progress)}
-        self.checkpoints.save(state, host, progress.step, best)
+        self.checkpoints.save(*self.program.split_state(state), host, progress.step, best)
 
-    def _report(self, evaluation: Evaluation, state: State, progress: Progress) -> bool:
+    def _note(self, evaluation: Evaluation, progress: Progress) -> bool:
         """Write an evaluation down; whether it is the best so far."""
         line = {
             "kind": "validation",
@@ -246,27 +225,33 @@ class Loop:
         }
         self._write(line)
         self.reporter.validation(progress.step, evaluation)
-        if self.sample is not None:
-            params = self.layout.gathered(self.params(state))
-            if hosts.is_rank0():
-                self._sample(self.sample, eqx.combine(params, self.static), progress)
         best = progress.best_loss
         improved = math.isfinite(evaluation.nats) and (best is None or evaluation.nats < best)
         if improved:
             progress.best_loss, progress.best_step = evaluation.nats, progress.step
         return improved
 
-    def _sample(self, sample: Sample, model: LanguageModel, progress: Progress) -> None:
-        text = sample(model, self.encoded.tokenizer, self.config.train.seed)
+    def sample(self, params: Any, progress: Progress) -> None:
+        """Text for a person to read, at the end of `samples.txt`."""
+        gathered = self.program.layout.gathered(params)
+        if not hosts.is_rank0():
+            return
+        text = self._sampled(eqx.combine(gathered, self.program.static))
         with (self.directory / SAMPLES).open("a", encoding="utf-8") as file:
             file.write(f"--- step {progress.step} ---\n{text}\n\n")
         progress.samples_bytes = (self.directory / SAMPLES).stat().st_size
         self.reporter.sample(progress.step, text)
         self.tracker.text("sample", text, progress.step)
 
+    def _sampled(self, model: LanguageModel) -> str:
+        try:
+            return sample_text(model, self.encoded.tokenizer, seed=self.config.train.seed)
+        except Exception as error:  # It is only a look: whatever goes wrong ends no run.
+            return f"(no sample: {' '.join(str(error).split())[:200]})"
+
     def _write(self, line: dict[str, Any]) -> None:
-        if self._lines is not None:
-            self._lines.append(line)
+        if self._metrics is not None:
+            self._metrics.append(line)
             self.tracker.log(line)
 
 
@@ -274,108 +259,3 @@ def _mean(losses: list[float]) -> float | None:
     """Of the finite ones: the others had no effect either."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return float(np.mean(finite)) if finite else None
-
-
-def abstract_state(config: RunConfig, params: Any) -> State:
-    """The shapes of a run's state."""
-    schedule = make_schedule(config.optim, config.train.steps)
-    chosen = optimiser(config.optim, schedule, config.train.trainable)
-    return jax.eval_shape(lambda params: init_state(params, chosen), params)
-
-
-class _Dispatch:
-    """Calls the compiled program, with as many steps at once as take about half a second."""
-
-    def __init__(self, loop: Loop, first_step: int) -> None:
-        config = loop.config
-        train, shape = config.train, config.model.config
-        self._wanted = train.steps_per_dispatch
-        limit = _MAX_DISPATCH if loop._on_device else _MAX_HOST_DISPATCH
-        self._most = min(self._wanted or limit, train.steps)
-        self.size = self._most if self._wanted else 1
-        self._layout = loop.layout
-        self._seed = self._layout.replicate(np.int32(train.seed))
-        options: dict[str, Any] = {
-            "max_steps": self._most,
-            "batch_size": train.batch_size,
-            "grad_accum": train.grad_accum,
-            "dropout": shape.dropout > 0 or shape.attention_dropout > 0,
-            "objective": make_objective(train, shape.scheme),
-            "constrain": self._layout.shard_batch,
-            "arrange": self._layout.shard_model,
-        }
-        tokens = loop.encoded.train.tokens
-        self._loader: BatchLoader | None = None
-        if loop._on_device:
-            chunk = make_multi_step(
-                loop.static, loop.optimiser, loop._schedule, context=config.context, **options
-            )
-            self._tokens = self._layout.replicate(tokens)
-        else:
-            chunk = make_host_multi_step(loop.static, loop.optimiser, loop._schedule, **options)
-            self._loader = BatchLoader(
-                tokens,
-                seed=train.seed,
-                batch_size=train.batch_size,
-                context=config.context,
-                first_step=first_step,
-                rows=self._layout.own_rows(train.batch_size),
-                prefetch=2 * self._most,
-            )
-        self._batch_size, self._context = train.batch_size, config.context
-        self._chunk = chunk
-
-    def compile(self, state: State) -> None:
-        program = jax.jit(
-            self._chunk,
-            donate_argnums=0,
-            out_shardings=(self._layout.shardings(state), self._layout.replicated),
-        )
-        self.compiled = program.lower(state, self._seed, *self._data(0)).compile()
-
-    def __call__(self, state: State, count: int) -> tuple[State, Any]:
-        state, metrics = self.compiled(state, self._seed, *self._data(count))
-        return state, jax.device_get(metrics)
-
-    def _data(self, count: int) -> tuple[Any, Array]:
-        """The tokens, or the next `count` batches of them; and `count`."""
-        number = self._layout.replicate(np.int32(count))
-        if self._loader is None:
-            return self._tokens, number
-        rows = self._layout.own_rows(self._batch_size)
-        shape = (self._most, rows.stop - rows.start, self._context)
-        both = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        for index in range(count):
-            both[0][index], both[1][index] = next(self._loader)
-        return tuple(self._layout.assemble(each, self._batch_size) for each in both), number
-
-    def learn(self, seconds_per_step: float) -> None:
-        if self._wanted is None:
-            size = int(_DISPATCH_SECONDS / max(seconds_per_step, 1e-6))
-            self.size = max(1, min(size, self._most, 2 * self.size))
-
-    def close(self) -> None:
-        if self._loader is not None:
-            self._loader.close()
-
-
-@contextmanager
-def signals() -> Iterator[list[int]]:
-    """SIGINT and SIGTERM are noted, for the loop to act on between program calls; a second one
-    of either does what it always did."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-
-    def note(signum: int, _: Any) -> None:
-        caught.append(signum)
-        signal.signal(signum, before[signum])
-
-    wanted = (signal.SIGINT, signal.SIGTERM)
-    before: dict[int, Any] = {each: signal.signal(each, note) for each in wanted}
-    try:
-        yield caught
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -11,88 +11,34 @@
 A step's draw is a function of (seed, step), like its batch. All numbers of steps are branches of
 one program (`lax.switch`): a step costs what its own number costs. One padded grid of the most
 steps would compile once instead of once for each number, but every step would then cost the most;
-the numbers are few, the steps are many. (Under `vmap` over seeds a switch computes all branches:
-`compare` with random numbers of steps is right, and slow.)
+the numbers are few, the steps are many.
 """
 
-import dataclasses
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.loss import token_losses, token_losses_and_gaps
+from qkvflow.runs.config import TrainConfig
+from qkvflow.runs.depths import Jitter, parse_jitter
 from qkvflow.schemes import shifted_edges
 from qkvflow.training.step import Objective, plain
 from qkvflow.training.trainable import freeze
 
-if TYPE_CHECKING:
-    from qkvflow.runs.config import TrainConfig
-
 Branch = Callable[[Any, Any], tuple[Array, Array]]
 """The objective at one number of steps, of the model's arrays and what else is given."""
 
-MOST_NUMBERS = 8
-"""Of steps to draw from: each is a branch to compile."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Jitter:
-    """What is drawn for a step."""
-
-    offset: bool = False
-    numbers: tuple[int, ...] = ()
-    """Of steps; none: the model's own."""
-
-
-def parse_jitter(text: str) -> Jitter:
-    """`none`, `offset`, `4-8`, `3,6,12`, `offset+4-8`."""
-    offset = False
-    numbers: tuple[int, ...] = ()
-    parts = [] if text == "none" else text.split("+")
-    for part in parts:
-        part = part.strip()
-        if part == "offset":
-            offset = True
-        elif span := re.fullmatch(r"(\d+)-(\d+)", part):
-            numbers = tuple(range(int(span[1]), int(span[2]) + 1))
-        elif re.fullmatch(r"\d+(,\d+)*", part):
-            numbers = tuple(dict.fromkeys(int(each) for each in part.split(",")))
-        else:
-            raise _wrong(text)
-        if part != "offset" and (not numbers or 0 in numbers):
-            raise _wrong(text)
-    if len(numbers) > MOST_NUMBERS:
-        raise UserError(
-            f"train.depth_jitter '{text}' draws from {len(numbers)} numbers of steps, and each is "
-            f"compiled; give at most {MOST_NUMBERS}, such as {min(numbers)},{max(numbers)}"
-        )
-    return Jitter(offset, numbers)
-
-
-def _wrong(text: str) -> UserError:
-    return UserError(
-        f"train.depth_jitter must be none, offset, numbers of steps such as 4-8 or 3,6,12, or "
-        f"offset+4-8, not '{text}'"
-    )
-
-
-def make_objective(train: "TrainConfig", scheme: str) -> Objective:
+def make_objective(train: TrainConfig) -> Objective:
     """The objective of a configuration; the plain one where nothing is asked for."""
     jitter, weight = parse_jitter(train.depth_jitter), train.consistency
     if jitter == Jitter() and not weight:
         return plain if train.trainable == "all" else _frozen(train.trainable)
-    if scheme == "adaptive":
-        raise UserError(
-            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
-            "its own steps; choose another --model.scheme"
-        )
 
     def objective(
         model: LanguageModel, inputs: Array, targets: Array, *, key: Any, depth_key: Any
@@ -141,11 +87,11 @@ def _switch(
     return drawn(arrays, index, given)
 
 
-def _frozen(only: str) -> Objective:
+def _frozen(trainable: str) -> Objective:
     """The plain objective as a function of the trained arrays alone."""
 
     def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Array]:
-        return plain(freeze(model, only), *batch, **keys)
+        return plain(freeze(model, trainable), *batch, **keys)
 
     return frozen
 
@@ -167,7 +113,7 @@ def _value(
     return entropy + weight * jnp.mean(gaps), entropy
 
 
-def step_flops(train: "TrainConfig", model: LanguageModel, tokens: int) -> int:
+def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:
     """Of a training step, on average over what it may draw. `model` may be of shapes alone."""
     numbers = parse_jitter(train.depth_jitter).numbers or (model.num_steps,)
     if train.consistency:

@@ -4,7 +4,7 @@ import abc
 import sys
 from typing import Any
 
-from qkvflow.evaluation.losses import Evaluation
+from qkvflow.evaluation import Evaluation
 
 
 class Reporter(abc.ABC):
@@ -13,6 +13,10 @@ class Reporter(abc.ABC):
     @abc.abstractmethod
     def start(self, *, first_step: int, steps: int, lines: list[str]) -> None:
         """Training begins, or goes on from `first_step`."""
+
+    @abc.abstractmethod
+    def compiling(self) -> None:
+        """The program is being compiled, before the first step."""
 
     @abc.abstractmethod
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
@@ -39,10 +43,13 @@ class Reporter(abc.ABC):
         """Training is over, one way or the other."""
 
 
-class Silent(Reporter):
+class SilentReporter(Reporter):
     """Says nothing."""
 
     def start(self, *, first_step: int, steps: int, lines: list[str]) -> None:
+        pass
+
+    def compiling(self) -> None:
         pass
 
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
@@ -64,7 +71,7 @@ class Silent(Reporter):
         pass
 
 
-class Plain(Reporter):
+class LineReporter(Reporter):
     """One line per event, for pipes and logs."""
 
     def __init__(self, file: Any = None) -> None:
@@ -74,6 +81,9 @@ class Plain(Reporter):
     def start(self, *, first_step: int, steps: int, lines: list[str]) -> None:
         for line in lines:
             self.note(line)
+
+    def compiling(self) -> None:
+        self.note("compiling (the first time takes a while; then it is in the cache)")
 
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
         self._speed = tokens_per_second
@@ -98,7 +108,7 @@ class Plain(Reporter):
         pass
 
 
-class Rich(Reporter):
+class BarReporter(Reporter):
     """A progress bar with losses, speed and time left; evaluations and samples above it."""
 
     def __init__(self, file: Any = None) -> None:
@@ -118,13 +128,16 @@ class Rich(Reporter):
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(),
             TextColumn("loss {task.fields[loss]}  val {task.fields[validation]}"),
-            TextColumn("{task.fields[speed]} tokens/s  {task.fields[left]} left"),
+            TextColumn("{task.fields[status]}"),
             console=self._console,
         )
         self._bar.start()
         self._task = self._bar.add_task(
-            "", total=steps, completed=first_step, loss="-", validation="-", speed="-", left="-"
+            "", total=steps, completed=first_step, loss="-", validation="-", status=""
         )
+
+    def compiling(self) -> None:
+        self._bar.update(self._task, status="compiling")
 
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
         self._bar.update(
@@ -132,8 +145,7 @@ class Rich(Reporter):
             completed=step,
             loss=f"{loss:.4f}",
             validation=self._validation,
-            speed=f"{tokens_per_second:,.0f}",
-            left=duration(left),
+            status=f"{tokens_per_second:,.0f} tokens/s  {duration(left)} left",
         )
 
     def train(self, line: dict[str, Any]) -> None:

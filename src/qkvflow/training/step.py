@@ -1,6 +1,6 @@
 """The training step: pure functions of (state, hyper, data), many steps in one program call.
 
-`make_multi_step` gives `multi_step(state, hyper, data, count)`, which makes `count` optimiser steps.
+`make_multi_step` gives `multi_step(state, hyper, data, count)`: `count` optimiser steps.
 Seed, learning rate, warm-up and the steps of the run are arguments of the compiled program and not
 parts of it, and so is `count`: runs that differ in these alone share one program, and cutting the
 same steps into other calls gives the same bits.
@@ -55,12 +55,12 @@ class Metrics(NamedTuple):
 class Hyper(NamedTuple):
     """What runs of one program may differ in."""
 
-    seed: Int[Array, ""]
+    seed: Any
     """Of batches, dropout and depth grids."""
-    lr: Float[Array, ""]
+    lr: Any
     """Peak learning rate."""
-    warmup: Int[Array, ""]
-    steps: Int[Array, ""]
+    warmup: Any
+    steps: Any
     """Of the whole run, which the schedule follows."""
 
 
@@ -138,6 +138,7 @@ def make_multi_step(
         state: TrainState, hyper: Hyper, data: Any, count: Int[Array, ""]
     ) -> tuple[TrainState, Metrics]:
         def gathered(state: TrainState, _: Any) -> Batch:
+            assert context is not None
             starts = window_starts(hyper.seed, state.step, batch_size, data.shape[0], context)
             return gather_windows(data, starts, context)
 

@@ -1,6 +1,6 @@
 """Which arrays of a model are trained: all, the adapters alone, or what says how depth enters.
 
-    adapters  the factors of low-rank adapters (`fields.lora`)
+    adapters  the factors of low-rank adapters (`fields.wrappers.lora`)
     gates     time features and embeddings, gates, and norms: how weights depend on t, and scales
 
 What an array is, is told by the nodes above it in the model, not by its name.
@@ -12,9 +12,9 @@ import jax
 
 from qkvflow.blocks.base import AbstractNorm, map_by_path
 from qkvflow.errors import UserError
-from qkvflow.fields.gates import AbstractGate
-from qkvflow.fields.lora import Adapter
-from qkvflow.fields.time import AbstractTimeFeatures, TimeEmbedding
+from qkvflow.fields.parts.gates import AbstractGate
+from qkvflow.fields.parts.time import AbstractTimeFeatures, TimeEmbedding
+from qkvflow.fields.wrappers.lora import Adapter
 from qkvflow.lm import LanguageModel
 
 KINDS: dict[str, tuple[type, ...]] = {

@@ -1,13 +1,19 @@
 """Named models and everything that comes in kinds, as data: nothing here imports JAX."""
 
 from qkvflow.zoo.config import ModelConfig, configure, modern
-from qkvflow.zoo.entries import PUBLISHED, SIZES, ZOO, entry, names, register
+from qkvflow.zoo.entries import PUBLISHED, SIZES, entry, names, register
+from qkvflow.zoo.registry import FIELDS, MIXERS, MODELS, OPTIMISERS, SCHEMES, Registry
 
 __all__ = [
+    "FIELDS",
+    "MIXERS",
+    "MODELS",
+    "OPTIMISERS",
     "PUBLISHED",
+    "SCHEMES",
     "SIZES",
-    "ZOO",
     "ModelConfig",
+    "Registry",
     "configure",
     "entry",
     "modern",

@@ -10,13 +10,11 @@ from qkvflow.zoo import registry
 from qkvflow.zoo.options import option
 
 BASES = ("cosine", "chebyshev", "bspline")
-GATES = ("documents", "published", "input", "output", "both", "low-rank", "full")
+GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 COMPOSITIONS = ("sequential", "parallel")
 REMATS = ("none", "block", "everything")
-SCHEMES = ("residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive")
-MIXER_NAMES = ("attention", "mlp", "swiglu", "ssm", "selective-ssm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,7 @@ class ModelConfig:
     norm: str = option("layernorm", "layernorm or rmsnorm.")
     norm_eps: float = option(1e-5, "Added to the variance in norms.")
     final_norm: str = option(
-        "plain", "plain, or time: generated from t as the documents' time-dependent LayerNorm."
+        "plain", "plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow)."
     )
     bias: bool = option(True, "Biases in linear layers and shifts in LayerNorm.")
     attention_bias: bool | None = option(None, "Biases in the attention; none means as `bias`.")
@@ -109,10 +107,12 @@ class ModelConfig:
     num_frequencies: int = option(32, "Sines (and as many cosines) in the sinusoidal features.")
     d_time: int = option(64, "Width of time embeddings.")
     gate: str = option(
-        "documents", "Where gates sit: documents, input, output, both, low-rank or full."
+        "time-indexed",
+        "Where gates sit: time-indexed (as in zaphrode/qkvflow), input, output, both, low-rank or "
+        "full.",
     )
     gate_activation: str = option(
-        "sigmoid", "sigmoid (as in the documents) or centred (starts at 1)."
+        "sigmoid", "sigmoid (as in zaphrode/qkvflow) or centred (starts at 1)."
     )
     gate_rank: int = option(4, "Rank of low-rank gates.")
     rank: int = option(8, "Rank of the per-layer terms of the low-rank field.")
@@ -135,14 +135,15 @@ class ModelConfig:
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         _choose("composition", self.composition, COMPOSITIONS)
-        _choose("scheme", self.scheme, SCHEMES)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
         _choose("gate", self.gate, GATES)
         _choose("gate activation", self.gate_activation, GATE_ACTIVATIONS)
         _choose("basis", self.basis, BASES)
+        registry.FIELDS.check(self.field)
+        registry.SCHEMES.check(self.scheme)
         for name in self.mixers:
-            _choose("mixer", name, MIXER_NAMES)
+            registry.MIXERS.check(name)
         if self.lora != "none":
             parse_adapters(self.lora)
         for name in _POSITIVE:
@@ -271,6 +272,8 @@ def modern(values: dict[str, Any]) -> dict[str, Any]:
     values = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
     if isinstance(old := values.get("remat"), bool):
         values["remat"] = "block" if old else "none"
+    if values.get("gate") == "documents":
+        values["gate"] = "time-indexed"
     return values
 
 

@@ -1,12 +1,13 @@
 """The zoo: named models, as data. Every entry is what it changes of the defaults.
 
-`published/...` entries exist to reproduce the parameter counts of the reference documents, to the
-digit; they are not baselines.
+`published/...` entries exist to reproduce, to the digit, the parameter counts that the time-indexed
+extension (zaphrode/qkvflow) published; they are not baselines.
 """
 
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
+from qkvflow.zoo.registry import MODELS
 
 _GATED: dict[str, Any] = {"field": "gated", "final_norm": "time"}
 _LLAMA: dict[str, Any] = {
@@ -20,7 +21,7 @@ _LLAMA: dict[str, Any] = {
 }
 _EULER: dict[str, Any] = {"scheme": "euler", "composition": "parallel"}
 
-ZOO: dict[str, dict[str, Any]] = {
+_MODELS: dict[str, dict[str, Any]] = {
     "standard": {},
     "standard-llama": {**_LLAMA},
     "shared": {"field": "shared"},
@@ -72,33 +73,37 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 """Configuration and published number of parameters, all with a vocabulary of 256."""
 
 
+def register(name: str, **changes: Any) -> None:
+    """Add a model of your own to the zoo, by what it changes of the defaults."""
+    if name in PUBLISHED:
+        raise UserError(f"there is a model '{name}' already; choose another name")
+    MODELS.register(name)(changes)
+
+
+for _name, _changes in _MODELS.items():
+    register(_name, **_changes)
+
+
 def names() -> list[str]:
     """The names `build` takes, without the published ones."""
     _load_installed()
-    return list(ZOO)
+    return list(MODELS)
 
 
 def entry(name: str, size: str = "small") -> dict[str, Any]:
     """What the named model changes of the defaults, at that size."""
     if name in PUBLISHED:
         return dict(PUBLISHED[name][0])
-    if name not in ZOO:
+    if name not in MODELS:
         _load_installed()
-    if name not in ZOO:
-        raise unknown("model", name, [*ZOO, *PUBLISHED])
+    if name not in MODELS:
+        raise unknown("model", name, [*MODELS, *PUBLISHED])
     if size not in SIZES:
         raise unknown("size", size, SIZES)
-    return {**SIZES[size], **ZOO[name]}
+    return {**SIZES[size], **MODELS[name]}
 
 
 def _load_installed() -> None:
     from qkvflow.zoo.plugins import load_installed
 
     load_installed()
-
-
-def register(name: str, **changes: Any) -> None:
-    """Add a model of your own to the zoo, by what it changes of the defaults."""
-    if name in ZOO or name in PUBLISHED:
-        raise UserError(f"there is a model '{name}' already; choose another name")
-    ZOO[name] = changes

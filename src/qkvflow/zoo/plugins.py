@@ -19,7 +19,6 @@ from typing import Any
 
 from qkvflow.errors import UnknownName, UserError
 from qkvflow.zoo import registry
-from qkvflow.zoo.entries import ZOO
 
 GROUP = "qkvflow.plugins"
 
@@ -217,13 +216,13 @@ def _load_file(path: Path) -> None:
 
 def _register(plugin: Plugin, path: Path | None, work: Callable[[], Any]) -> None:
     """Do the work, and keep whose members came of it; what fails registers nothing."""
-    before = [(table, set(table)) for table in (*registry.REGISTRIES, ZOO)]
+    before = [(table, set(table)) for table in registry.REGISTRIES]
     try:
         work()
     except BaseException:
         for table, names in before:
             for name in set(table) - names:
-                table.pop(name) if isinstance(table, dict) else table.unregister(name)
+                table.unregister(name)
         raise
     new = frozenset(name for table, names in before for name in set(table) - names)
     if new:

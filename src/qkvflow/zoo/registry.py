@@ -90,13 +90,15 @@ class Registry(Mapping[str, Any]):
         )
 
 
+MODELS = Registry("model")
+"""What a model changes of the defaults, as a dictionary; see `entries.register`."""
 FIELDS = Registry("field", "fields")
 """`make(make_block, config, key) -> AbstractField`, where `make_block(key)` gives a fresh block."""
 MIXERS = Registry("mixer", "blocks")
 """`make(config, out_scale, key) -> AbstractMixer`; weights that write to the residual stream are
 scaled by `out_scale`."""
 SCHEMES = Registry("scheme", "schemes")
-"""`make(options) -> AbstractScheme`."""
+"""`make(options: SchemeOptions) -> AbstractScheme`."""
 OPTIMISERS = Registry("optimiser", "training/optimisers")
 """`make(optim, schedule) -> optax.GradientTransformation`."""
 CORPORA = Registry("corpus", "data/corpora")
@@ -105,3 +107,6 @@ TRACKERS = Registry("tracker", "training/trackers")
 """`make(directory, config) -> Tracker`."""
 ANALYSES = Registry("analysis", "analysis")
 EXECUTORS = Registry("executor", "experiment/executors")
+COMPLETIONS = Registry("completion", "finetune/completions")
+"""`complete(directory, reporter)`: what is still to be written when a run that holds `.NAME.json`
+has ended, in whichever process that was."""

@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 
 from qkvflow.blocks import MLP, SSM, Attention, SelectiveSSM, SwiGLU
-from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Block, is_weights
+from qkvflow.blocks.base import AbstractMixer, AbstractWeights, Block, is_matrix, is_weights
 
 
 class Circuit(NamedTuple):
@@ -121,7 +121,7 @@ def _matrices(mixer: AbstractMixer) -> Iterator[tuple[str, Circuit]]:
             continue
         place = jax.tree_util.keystr(path, simple=True, separator=".")
         for name, role in weights.roles.items():
-            if role == "matrix" and (value := getattr(weights, name)) is not None:
+            if is_matrix(role) and (value := getattr(weights, name)) is not None:
                 matrix = _double(value)
                 unit = np.broadcast_to(
                     np.eye(matrix.shape[-1]), (len(matrix), *[matrix.shape[-1]] * 2)

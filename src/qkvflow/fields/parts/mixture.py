@@ -11,8 +11,8 @@ from jaxtyping import Array, Float
 
 
 def mixture(
-    coefficients: Float[Array, "depth mixed"], maps: Float[Array, "mixed *shape"]
-) -> Float[Array, "depth *shape"]:
+    coefficients: Float[Array, "depth mixed"], maps: Float[Array, " mixed *shape"]
+) -> Float[Array, " depth *shape"]:
     """The sums for all depths, in one product."""
     if maps.ndim < 3 or coefficients.shape[0] == 1:
         # Nothing to gain, and forward differentiation stays possible.

@@ -8,26 +8,28 @@ The field that is adapted is asked for its weights as ever, wherever they come f
 """
 
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from qkvflow.blocks.base import is_weights
+from qkvflow.blocks.base import AbstractWeights, Role, is_matrix, is_weights
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
-from qkvflow.fields.mixture import mixture
-from qkvflow.fields.time import hats
+from qkvflow.fields.parts.mixture import mixture
+from qkvflow.fields.parts.time import hats
 from qkvflow.zoo.config import parse_adapters
 
 
-class Adapter(eqx.Module):
+class Adapter(AbstractWeights):
     """The low-rank term of one matrix; with a leading axis of knots if it depends on depth."""
 
     down: Float[Array, "*knots d_in rank"]
     up: Float[Array, "*knots rank d_out"]
+
+    roles: ClassVar[dict[str, Role]] = {"down": "matrix", "up": "matrix"}
 
     @property
     def by_depth(self) -> bool:
@@ -93,5 +95,5 @@ def matrices_of(field: AbstractField) -> dict[str, tuple[int, int]]:
         f"{name_of(path)}.{name}": getattr(weights, name).shape
         for path, weights in groups
         for name, role in weights.roles.items()
-        if role == "matrix" and getattr(weights, name) is not None
+        if is_matrix(role) and getattr(weights, name) is not None
     }

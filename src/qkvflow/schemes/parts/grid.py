@@ -27,7 +27,7 @@ def stage_times(
 
 
 def shifted_edges(num_steps: int, share: Float[Array, ""]) -> Float[Array, " edges"]:
-    """Where steps begin and end on Tong et al.'s random grid: 0, s dt, (s + 1) dt, ..., 1.
+    """Where steps begin and end on the random grid of Tong et al. 2025: 0, s dt, (s + 1) dt .. 1.
 
     The first step has the length s dt for a share s in [0, 1], the last one (2 - s) dt, and those
     between dt. With s = 1 it is the grid proper.

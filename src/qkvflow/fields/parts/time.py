@@ -1,10 +1,11 @@
 """Features and embeddings of t, for the fields whose weights depend on it smoothly.
 
-`sinusoidal`  t, then S sines and S cosines of fixed frequencies: F = 2S + 1, as in the documents.
-              The frequencies are spaced geometrically from 1/4 to 4 cycles over the whole
-              depth. Much higher ones would alias on a grid of six steps and leave the weights
-              between grid points to chance.
-`learned`     the same with trained frequencies, drawn around zero (as in Tong et al.'s code).
+`sinusoidal`  t, then S sines and S cosines of fixed frequencies: F = 2S + 1, as in the time-indexed
+              extension (zaphrode/qkvflow). The frequencies are spaced geometrically from 1/4 to 4
+              cycles over the whole depth. Much higher ones would alias on a grid of six steps and
+              leave the weights between grid points to chance.
+`learned`     the same with trained frequencies, drawn around zero (Tong et al. 2025,
+              SDML-KU/qkvflow).
 `raw`         t alone: F = 1.
 `layers`      hat functions on a grid of N layers: F = N. A linear map of these is one free
               value per layer, interpolated in between: the discrete control for the others.
@@ -20,7 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from qkvflow.blocks.base import Linear, init_linear
 from qkvflow.errors import unknown
 from qkvflow.fields.base import Depths
-from qkvflow.zoo.config import TIME_FEATURES
+from qkvflow.zoo.config import TIME_FEATURES, ModelConfig
 
 
 class AbstractTimeFeatures(eqx.Module):
@@ -105,6 +106,16 @@ def make_time_features(
     if kind == "layers":
         return LayerHats(num_layers)
     raise unknown("time features", kind, TIME_FEATURES)
+
+
+def features_of(config: ModelConfig, key: PRNGKeyArray) -> AbstractTimeFeatures:
+    """The features that a configuration asks for."""
+    return make_time_features(
+        config.time_features,
+        num_frequencies=config.num_frequencies,
+        num_layers=config.layers,
+        key=key,
+    )
 
 
 class TimeEmbedding(eqx.Module):

@@ -4,8 +4,8 @@
 
 `input` scales the input channels of a matrix, `output` its output channels, `both` both;
 `low-rank` gates each element, with pre-activations sum_r u_r(t) v_r(t)^T; `full` gates each element
-freely. `sigmoid` is the documents' activation and starts near 1/2, for which the base weight makes
-up; `centred` is 2 sigmoid and starts at 1 exactly.
+freely. `sigmoid` is that of the time-indexed extension (zaphrode/qkvflow) and starts near 1/2, for
+which the base weight makes up; `centred` is 2 sigmoid and starts at 1 exactly.
 """
 
 import abc

@@ -1,0 +1,1 @@
+"""Arithmetic that mixers share: norms, convolution and recurrences."""

@@ -1,0 +1,270 @@
+"""Running a plan: models x seeds x one budget, as ordinary runs on an executor.
+
+Everything that is finished is in files; the same command goes on from them. See docs/comparison.md.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qkvflow.compilation import use_compilation_cache
+from qkvflow.data import EncodedCorpus
+from qkvflow.errors import UserError
+from qkvflow.evaluation.baselines import measure_baselines
+from qkvflow.experiment import tuning
+from qkvflow.experiment.display import Display, SilentDisplay
+from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, Stopped, make_executor
+from qkvflow.experiment.plan import Plan, difference
+from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
+from qkvflow.experiment.units import Unit, run_unit
+from qkvflow.records import read_record, write_json
+from qkvflow.runs import rundir
+from qkvflow.runs.config import RunConfig
+from qkvflow.runs.config_files import read_yaml, write_yaml
+from qkvflow.runs.corpus import load_data
+from qkvflow.training.signals import signals
+
+PLAN, SPEED, BASELINES, LOGS = "plan.yaml", "speed.json", "baselines.json", "logs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a comparison ended."""
+
+    directory: Path
+    finished: int
+    failed: tuple[str, ...]
+    """`label seed s: reason` of every run that failed."""
+
+
+def run_plan(
+    plan: Plan,
+    out: str | Path,
+    *,
+    executor: AbstractExecutor | None = None,
+    display: Display | None = None,
+    retry_failed: bool = False,
+    command: str | None = None,
+    plugins: Sequence[str] = (),
+) -> Outcome:
+    """Run a plan in a directory, or go on with it. A signal ends in `Stopped`, with all saved."""
+    use_compilation_cache()
+    directory = Path(out)
+    check_directory(plan, directory)
+    encoded = load_data(plan.base_config(plan.models[0]))
+    entries = shapes(plan, encoded.tokenizer.vocab_size)
+    executor = executor or make_executor("local", ExecutorOptions(plugins=tuple(plugins)))
+    with rundir.writing(directory, resumable=False):
+        directory.mkdir(parents=True, exist_ok=True)
+    with rundir.locked(directory), signals() as caught:
+        comparison = _Comparison(
+            plan, directory, encoded, entries, executor, display or SilentDisplay(), caught, plugins
+        )
+        try:
+            return comparison.run(retry_failed=retry_failed, command=command)
+        finally:
+            comparison.display.stop()
+
+
+def check_directory(plan: Plan, directory: Path) -> dict[str, Any]:
+    """Refuse a directory that holds something else; returns the plan it holds, if any."""
+    if not (directory / PLAN).exists():
+        kept = [p for p in directory.iterdir() if p.name[0] != "."] if directory.is_dir() else []
+        if kept or (directory.exists() and not directory.is_dir()):
+            raise UserError(
+                f"{directory} holds no comparison and is not empty; choose another --out"
+            )
+        return {}
+    written = read_yaml(directory / PLAN)
+    beside = ("resolved", "command")
+    old = {key: value for key, value in written.items() if key not in beside}
+    if (differs := difference(old, plan.to_dict())) is not None:
+        raise UserError(
+            f"{directory} holds another comparison: {differs}; choose another --out, or delete it"
+        )
+    return written
+
+
+class _Comparison:
+    """One comparison in its directory."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        encoded: EncodedCorpus,
+        entries: list[Entry],
+        executor: AbstractExecutor,
+        display: Display,
+        caught: list[int],
+        plugins: Sequence[str],
+    ) -> None:
+        self.plan, self.directory, self.encoded = plan, directory, encoded
+        self.entries, self.display = entries, display
+        self._executor, self._caught, self._plugins = executor, caught, list(plugins)
+
+    def run(self, *, retry_failed: bool, command: str | None) -> Outcome:
+        timed = self.plan.budget.kind == "seconds"
+        if not timed:
+            self.entries = with_steps(self.plan, self.entries)
+        self._write_plan(command)
+        if timed:
+            self.entries = with_steps(self.plan, self.entries, self._seconds_per_step())
+        if retry_failed:
+            self._forget_failures()
+        if not (self.directory / BASELINES).exists():
+            self.display.note("counting n-grams")
+            write_json(self.directory / BASELINES, measure_baselines(self.encoded))
+        self._tune()
+        self._perform(
+            "training",
+            [
+                self._unit(entry, entry.run(seed), self.run_dir(entry.label, seed), f"seed {seed}")
+                for seed in self.plan.seeds
+                for entry in self.entries
+            ],
+        )
+        self._measure_speed()
+        return self._outcome()
+
+    def _perform(self, what: str, units: list[Unit]) -> None:
+        """Everything that is not done yet, by the executor."""
+        if self._caught:
+            raise Stopped(self._caught[0])
+        self.display.start(what, units)
+        try:
+            self._executor.run(
+                units,
+                logs=self.directory / LOGS,
+                display=self.display,
+                caught=self._caught,
+            )
+        finally:
+            self.display.stop()
+
+    def _unit(self, entry: Entry, config: RunConfig, directory: Path, title: str) -> Unit:
+        """A run directory with its configuration, ready to be brought to its end."""
+        config = dataclasses.replace(
+            config,
+            track=dataclasses.replace(
+                config.track, label=entry.label, group=config.track.group or self.directory.name
+            ),
+        )
+        if not (directory / rundir.CONFIG).exists():
+            with rundir.writing(self.directory):
+                directory.mkdir(parents=True, exist_ok=True)
+                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+        return run_unit(
+            directory,
+            f"{entry.label} {title}",
+            config,
+            flops_per_step=entry.flops_per_step,
+            bytes=entry.bytes,
+        )
+
+    # Before training
+
+    def _write_plan(self, command: str | None) -> None:
+        resolved = describe(self.plan, self.entries, self.encoded)
+        if written := check_directory(self.plan, self.directory):
+            if (differs := difference(written.get("resolved", {}), resolved)) is not None:
+                raise UserError(
+                    f"{self.directory} was begun with another corpus or version: {differs}; choose "
+                    "another --out, or delete it"
+                )
+            return
+        content = {**self.plan.to_dict(), "command": command, "resolved": resolved}
+        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        with rundir.writing(self.directory, resumable=False):
+            rundir.write_whole(self.directory / PLAN, text)
+
+    def _seconds_per_step(self) -> dict[str, float]:
+        """Of every model, measured beside the others, for a budget in seconds."""
+        self._measure_speed()
+        speed = _read_json(self.directory / SPEED)
+        times = {
+            label: each["ms_per_step"]["median"] / 1e3 for label, each in speed["models"].items()
+        }
+        for entry in self.entries:
+            if entry.label not in times:
+                why = speed["failed"].get(entry.label, "unknown")
+                raise UserError(f"{entry.label} cannot be timed ({why}); leave it out")
+        return times
+
+    def _forget_failures(self) -> None:
+        for entry in self.entries:
+            for seed in self.plan.seeds:
+                path = self.run_dir(entry.label, seed) / rundir.RECORD
+                if path.exists() and not read_record(path).finished:
+                    path.unlink()
+
+    def _tune(self) -> None:
+        """Trials are runs like any other; their losses decide each model's learning rate."""
+        if self.plan.tune is None:
+            return
+        units = [
+            self._unit(entry, config, directory, f"lr {config.optim.lr:g} seed {config.train.seed}")
+            for entry in self.entries
+            for config, directory in tuning.trials(self.plan, entry, self.directory)
+        ]
+        self._perform("learning rates", units)
+        chosen = tuning.choose(self.plan, self.entries, self.directory)
+        self.entries = [
+            dataclasses.replace(
+                entry,
+                config=dataclasses.replace(
+                    entry.config,
+                    optim=dataclasses.replace(entry.config.optim, lr=chosen[entry.label]),
+                ),
+            )
+            for entry in self.entries
+        ]
+
+    # After training
+
+    def run_dir(self, label: str, seed: int) -> Path:
+        return self.directory / "runs" / label / f"seed-{seed}"
+
+    def _measure_speed(self) -> None:
+        rounds = self.plan.speed_rounds
+        if self.plan.budget.kind == "seconds":
+            rounds = max(rounds, 3)
+        path = self.directory / SPEED
+        known = _read_json(path)
+        labels = {entry.label for entry in self.entries}
+        if not rounds or labels <= set(known.get("models", {})) | set(known.get("failed", {})):
+            return
+        path.unlink(missing_ok=True)
+        job = {
+            "kind": "speed",
+            "out": str(path.resolve()),
+            "configs": {entry.label: entry.config.to_dict() for entry in self.entries},
+            "vocab_size": self.encoded.tokenizer.vocab_size,
+            "rounds": rounds,
+            "plugins": self._plugins,
+        }
+        title = f"speed of {len(self.entries)} models in turn"
+        self._perform("speed", [Unit(title, job, path, work=1.0, program="speed")])
+        for label, why in _read_json(path).get("failed", {}).items():
+            self.display.note(f"{label} was not timed: {why}")
+
+    def _outcome(self) -> Outcome:
+        finished, failed = 0, []
+        for entry in self.entries:
+            for seed in self.plan.seeds:
+                record = read_record(self.run_dir(entry.label, seed) / rundir.RECORD)
+                finished += record.finished
+                if not record.finished:
+                    failed.append(f"{entry.label} seed {seed}: {record.error}")
+        return Outcome(self.directory, finished, tuple(failed))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}

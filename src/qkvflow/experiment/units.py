@@ -1,0 +1,142 @@
+"""Units of work: bring a run directory to its end, or measure the speed of models.
+
+A unit is done when its file is there: `record.json` of a run, `speed.json` of a measurement.
+Whoever executes it, and in which process, changes nothing of what it computes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qkvflow.errors import UserError
+from qkvflow.records import read_record
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.rundir import METRICS, RECORD, last_line, read_run_config
+
+ATTEMPTS = 3
+"""How often a unit may be begun whose process dies."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """One thing to do."""
+
+    title: str
+    job: Mapping[str, Any]
+    """What `worker.perform` takes; plain JSON."""
+    file: Path
+    """Is there when the unit is done."""
+    work: float
+    """FLOPs, for the order and the time left."""
+    program: str
+    """Units of one program are not compiled side by side."""
+    steps: int = 0
+    bytes: int = 0
+    """Memory it is expected to take."""
+
+    @property
+    def done(self) -> bool:
+        return self.file.exists()
+
+    @property
+    def metrics(self) -> Path:
+        return self.file.parent / METRICS
+
+    def result(self) -> str:
+        """What came of it, in words."""
+        try:
+            losses = read_record(self.file).section("losses") if self.steps else {}
+        except UserError:
+            return "done"
+        for split in ("test", "validation"):
+            if losses.get(split):
+                return f"{split} loss {losses[split]['nats']:.4f} nats per token"
+        return "done"
+
+    def progress(self) -> tuple[int, float | None]:
+        """The last step that was written down, and its training loss."""
+        line = last_line(self.metrics) if self.steps else None
+        if line is None:
+            return 0, None
+        loss = line.get("loss")
+        return int(line.get("step", 0)), loss if isinstance(loss, float) else None
+
+
+def run_unit(
+    directory: Path, title: str, config: RunConfig, *, flops_per_step: float, bytes: int = 0
+) -> Unit:
+    """The unit that brings a run directory to its end."""
+    return Unit(
+        title=title,
+        job={"kind": "run", "directory": str(directory.resolve())},
+        file=directory / RECORD,
+        work=flops_per_step * config.train.steps,
+        program=program_of(config),
+        steps=config.train.steps,
+        bytes=bytes,
+    )
+
+
+def program_of(config: RunConfig) -> str:
+    """Equal for runs that share a compiled program: all but what its arguments give."""
+    content = config.to_dict()
+    optim = {k: v for k, v in content["optim"].items() if k not in ("lr", "warmup")}
+    train = {k: v for k, v in content["train"].items() if k not in ("seed", "steps", "tokens")}
+    model = {k: v for k, v in content["model"].items() if k not in ("name", "size")}
+    return repr((model, content["data"], train, optim))
+
+
+def in_order(units: Sequence[Unit]) -> list[Unit]:
+    """One unit of every program first, the longest before the others, then the second of each:
+    workers seldom meet at one program, and no long unit is left for the end."""
+    seen: dict[str, int] = {}
+    rounds = []
+    for unit in units:
+        rounds.append(seen.get(unit.program, 0))
+        seen[unit.program] = rounds[-1] + 1
+    numbered = sorted(range(len(units)), key=lambda i: (rounds[i], -units[i].work, i))
+    return [units[i] for i in numbered]
+
+
+class Queue:
+    """Units that wait, and how often each was begun."""
+
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self.waiting = in_order([unit for unit in units if not unit.done])
+        self._begun: dict[Path, int] = {}
+        self._compiled: set[str] = set()
+
+    def take(self, running: Sequence[Unit]) -> Unit | None:
+        """The next unit that no running one is compiling for; None if all wait for that."""
+        self._compiled |= {unit.program for unit in running if unit.progress()[0]}
+        compiling = {unit.program for unit in running} - self._compiled
+        for unit in self.waiting:
+            if unit.program not in compiling:
+                self.waiting.remove(unit)
+                self._begun[unit.file] = self._begun.get(unit.file, 0) + 1
+                return unit
+        return None
+
+    def put_back(self, unit: Unit) -> bool:
+        """After its process died: whether it may be tried again."""
+        if self._begun[unit.file] >= ATTEMPTS:
+            return False
+        self.waiting.insert(0, unit)
+        return True
+
+
+def give_up(unit: Unit, reason: str) -> None:
+    """Write down that a unit failed, in the file that says it is done."""
+    from qkvflow.runs.record import failed_record
+    from qkvflow.runs.rundir import to_json, write_whole, writing
+
+    if unit.job["kind"] == "run":
+        content = failed_record(make_config(read_run_config(unit.file.parent)), reason)
+    else:
+        labels = unit.job["configs"]
+        content = {"rounds": 0, "models": {}, "failed": dict.fromkeys(labels, reason)}
+    with writing(unit.file.parent):
+        os.makedirs(unit.file.parent, exist_ok=True)
+        write_whole(unit.file, to_json(content, 1) + "\n")

@@ -1,0 +1,1 @@
+"""What fields are made of: features of depth, gates and weighted sums."""

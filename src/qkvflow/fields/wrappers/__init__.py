@@ -1,0 +1,1 @@
+"""Fields around another field: held at one depth, adapted, or made beforehand."""

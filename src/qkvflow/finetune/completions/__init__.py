@@ -1,0 +1,1 @@
+"""What is written when runs of special kinds have ended."""

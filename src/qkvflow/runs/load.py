@@ -1,0 +1,122 @@
+"""Trained models from disk: a run directory or an export, read alike.
+
+Nothing that is read here can execute anything: JSON, YAML read safely, safetensors and Orbax arrays.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from qkvflow.data import Tokenizer, load_tokenizer
+from qkvflow.distributed import Layout, one_device
+from qkvflow.errors import UserError
+from qkvflow.lm import LanguageModel
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs import rundir
+from qkvflow.runs.checkpoint import Checkpoints
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.weights import WEIGHTS, named_arrays, path_name, read_weights
+
+CONFIG_JSON = "config.json"
+FORMAT = 1
+"""Of exports."""
+_MOST_CONFIG = 10 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A trained model, ready to use."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    config: RunConfig
+    step: int | None = None
+    """The step its weights are of, for a run directory."""
+
+
+def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = None) -> Trained:
+    """The model of a run directory or of an export: `.model`, `.tokenizer`, `.config`.
+
+    It is on one device, or divided as `layout` says.
+    """
+    path = Path(path)
+    if path.name == WEIGHTS and path.is_file():
+        path = path.parent
+    if (path / rundir.CONFIG).exists():
+        return load_run(path, step=step, layout=layout)
+    if (path / WEIGHTS).exists():
+        return _load_export(path, layout)
+    if not path.exists():
+        raise UserError(f"{path} does not exist; give a run directory or an export")
+    raise UserError(f"{path} is neither a run directory nor an export; check the path")
+
+
+def load_run(
+    directory: str | Path, *, step: int | str = "best", layout: Layout | None = None
+) -> Trained:
+    """The model of a run directory: at its best checkpoint, its `last`, or one of a number."""
+    directory = Path(directory)
+    config = make_config(rundir.read_run_config(directory))
+    checkpoints = Checkpoints(directory, read_only=True)
+    try:
+        chosen = _choose(directory, checkpoints, step)
+        tokenizer = load_tokenizer(directory / rundir.TOKENIZER)
+        params, static = abstract_model(config.model.config, tokenizer.vocab_size)
+        arrays = checkpoints.restore_model(chosen, (layout or one_device()).like(params))
+    finally:
+        checkpoints.close()
+    return Trained(eqx.combine(arrays, static), tokenizer, config, chosen)
+
+
+def _choose(directory: Path, checkpoints: Checkpoints, step: int | str) -> int:
+    steps = checkpoints.steps()
+    if not steps:
+        record = rundir.read_record(directory) or {}
+        if record.get("status") == "finished":
+            raise UserError(f"{directory} kept no checkpoint (checkpoint.finished was none)")
+        raise UserError(f"{directory} has no checkpoint yet; let the run reach one")
+    if step in ("best", "last"):
+        best = checkpoints.restore_host(steps[-1])["progress"]["best_step"]
+        return best if step == "best" and best in steps else steps[-1]
+    if step not in steps:
+        known = ", ".join(map(str, steps))
+        raise UserError(f"{directory} has no checkpoint of step {step}; it has {known}")
+    return int(step)
+
+
+def _load_export(path: Path, layout: Layout | None) -> Trained:
+    content = _read_json(path / CONFIG_JSON)
+    if content.get("format") != "qkvflow" or not isinstance(content.get("config"), dict):
+        raise UserError(f"{path / CONFIG_JSON} is not a qkvflow export; give one made by export")
+    if content.get("version") != FORMAT:
+        raise UserError(
+            f"{path} is an export of format {content.get('version')!r}, this version reads "
+            f"{FORMAT}; export it again"
+        )
+    config: RunConfig = make_config(content["config"])
+    tokenizer = load_tokenizer(path / rundir.TOKENIZER)
+    params, static = abstract_model(config.model.config, tokenizer.vocab_size)
+    arrays = read_weights(path / WEIGHTS, named_arrays(params))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    filled = jax.tree.unflatten(structure, [arrays[path_name(each)] for each, _ in leaves])
+    if layout is not None:
+        filled = layout.place(filled)
+    return Trained(eqx.combine(filled, static), tokenizer, config, content.get("step"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_CONFIG:
+            raise UserError(f"{path} is too large to be a configuration; export it again")
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} cannot be read as JSON; export it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a qkvflow export; give one made by export")
+    return content

@@ -1,0 +1,1 @@
+"""Optimisers, a file each: a factory registered with `@OPTIMISERS.register(name)`."""

@@ -1,0 +1,19 @@
+"""AdamW (Loshchilov and Hutter 2019), with weight decay on matrices alone."""
+
+import optax
+
+from qkvflow.runs.config import OptimConfig
+from qkvflow.training.optimisers.base import matrices
+from qkvflow.zoo.registry import OPTIMISERS
+
+
+@OPTIMISERS.register("adamw")
+def make_adamw(optim: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
+    return optax.adamw(
+        schedule,
+        b1=optim.beta1,
+        b2=optim.beta2,
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        mask=matrices,
+    )

@@ -1,0 +1,150 @@
+"""The training program of a configuration: the one place where a step is put together.
+
+The loop runs it, speed measurements time it, `plan` compiles it for devices that are not there, and
+budgets in FLOPs count it: all of them ask here, so what is counted is what is run.
+"""
+
+import dataclasses
+from functools import cached_property, partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from qkvflow.distributed import Layout, one_device
+from qkvflow.errors import UserError
+from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm.assembly import abstract_model
+from qkvflow.runs.config import RunConfig
+from qkvflow.training.objective import make_objective, step_flops
+from qkvflow.training.optim import evaluation_params, optimiser
+from qkvflow.training.schedule import make_schedule
+from qkvflow.training.step import (
+    Hyper,
+    MultiStep,
+    TrainState,
+    init_state,
+    make_multi_step,
+    model_key,
+    split_model,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a run computes, apart from its data. Make one with `make_program`."""
+
+    config: RunConfig
+    vocab_size: int
+    params: Any
+    """Shapes of the model's arrays."""
+    static: Any
+    """The rest of the model."""
+    layout: Layout
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model's shapes."""
+        return eqx.combine(self.params, self.static)
+
+    @cached_property
+    def flops_per_step(self) -> int:
+        """On average over what a step may draw, consistency and random depths included."""
+        return step_flops(self.config.train, self.model, self.config.tokens_per_step)
+
+    def hyper(self) -> Hyper:
+        """The arguments of the compiled program that this run gives."""
+        train, optim = self.config.train, self.config.optim
+        return Hyper(
+            np.int32(train.seed),
+            np.float32(optim.lr),
+            np.int32(optim.warmup),
+            np.int32(train.steps),
+        )
+
+    def multi_step(self, max_steps: int, *, on_device: bool) -> MultiStep:
+        """`multi_step(state, hyper, data, count)`; data are the tokens of the train split where
+        they are kept on the device, else `max_steps` batches."""
+        train, shape = self.config.train, self.config.model.config
+        return make_multi_step(
+            self.static,
+            self._optimiser,
+            make_schedule(self.config.optim),
+            max_steps=max_steps,
+            batch_size=train.batch_size,
+            context=self.config.context if on_device else None,
+            grad_accum=train.grad_accum,
+            dropout=shape.dropout > 0 or shape.attention_dropout > 0,
+            objective=make_objective(train),
+            shard_batch=self.layout.shard_batch,
+            shard_model=self.layout.shard_model,
+        )
+
+    def _optimiser(self, hyper: Hyper) -> optax.GradientTransformation:
+        optim = self.config.optim
+        schedule = partial(make_schedule(optim), hyper)
+        return optimiser(optim, schedule, self.config.train.trainable)
+
+    def _init_state(self, params: Any) -> TrainState:
+        return init_state(params, self._optimiser(jax.tree.map(jnp.asarray, self.hyper())))
+
+    # States
+
+    @cached_property
+    def state(self) -> TrainState:
+        """Shapes of the training state, with their shardings."""
+        return self.layout.like(jax.eval_shape(self._init_state, self.params))
+
+    def init(self) -> TrainState:
+        """The state before the first step, with fresh weights from the seed."""
+
+        def fresh(seed: Any) -> TrainState:
+            config, key = self.config.model.config, model_key(seed)
+            model = build_config(config, vocab_size=self.vocab_size, key=key)
+            return self._init_state(split_model(model)[0])
+
+        init = jax.jit(fresh, out_shardings=self.layout.shardings(self.state))
+        return init(np.int32(self.config.train.seed))
+
+    def init_from(self, model: LanguageModel) -> TrainState:
+        """The state before the first step, with given weights."""
+        given = split_model(model)[0]
+        shapes = [jax.tree.map(lambda leaf: leaf.shape, each) for each in (given, self.params)]
+        structures = [jax.tree.structure(each) for each in (given, self.params)]
+        if structures[0] != structures[1] or shapes[0] != shapes[1]:
+            raise UserError(
+                "the weights to begin from are of another model or vocabulary than the "
+                "configuration; keep the model and its tokenizer"
+            )
+        return self.layout.place(self._init_state(given))
+
+    def evaluation_params(self, state: TrainState) -> Any:
+        """The weights to evaluate and to use: the parameters, or what the optimiser averages."""
+        return evaluation_params(self.config.optim, state.opt_state, state.params)
+
+    def split_state(self, state: TrainState) -> tuple[Any, TrainState]:
+        """The weights to use and what else it takes to go on: the two parts of a checkpoint."""
+        weights = self.evaluation_params(state)
+        return weights, state if self._averages else state._replace(params=None)
+
+    def join_state(self, weights: Any, rest: TrainState) -> TrainState:
+        """The other way round."""
+        return rest if self._averages else rest._replace(params=weights)
+
+    def state_parts(self) -> tuple[Any, TrainState]:
+        """Shapes of the two parts of a checkpoint."""
+        rest = self.state if self._averages else self.state._replace(params=None)
+        return self.state.params, rest
+
+    @property
+    def _averages(self) -> bool:
+        return self.config.optim.name == "schedule-free"
+
+
+def make_program(config: RunConfig, vocab_size: int, layout: Layout | None = None) -> Program:
+    """The program of a run, on one device or divided as `layout` says. Nothing is allocated."""
+    params, static = abstract_model(config.model.config, vocab_size)
+    return Program(config, vocab_size, params, static, layout or one_device())
