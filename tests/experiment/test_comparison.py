@@ -28,8 +28,8 @@ from qkvflow.runs.corpus import load_data
 BOTH = ("standard", "time-indexed-mlp")
 
 
-def workers(count: int, *plugins: Path) -> Any:
-    return make_executor("local", ExecutorOptions(count, tuple(map(str, plugins))))
+def workers(count: int) -> Any:
+    return make_executor("local", ExecutorOptions(count))
 
 
 def both_plan(text: Path, **changes: Any) -> Any:
@@ -261,7 +261,7 @@ def test_failures_are_recorded_and_the_rest_goes_on(
 ):
     """One model ends its process whenever it is trained, one diverges, one is sound."""
     from qkvflow.zoo.plugins import load_plugins
-    from qkvflow.zoo.registry import FIELDS
+    from qkvflow.zoo.registry import FIELDS, MODELS
 
     load_plugins([str(crashing)])
     try:
@@ -274,9 +274,8 @@ def test_failures_are_recorded_and_the_rest_goes_on(
             outcome = run_plan(
                 plan,
                 tmp_path / "out",
-                executor=workers(2, crashing),
+                executor=workers(2),
                 display=LineDisplay(file),
-                plugins=[str(crashing)],
             )
         assert outcome.finished == 1
         reasons = {r.label: r.error or "" for r in collect(tmp_path / "out").failed}
@@ -285,18 +284,13 @@ def test_failures_are_recorded_and_the_rest_goes_on(
         assert said.read_text().count("goes on from its checkpoint") == 2
         # Failed is final until asked otherwise.
         monkeypatch.delenv("CRASH")
-        executor = workers(2, crashing)
-        again = run_plan(plan, tmp_path / "out", executor=executor, plugins=[str(crashing)])
-        assert again.finished == 1
-        retried = run_plan(
-            plan, tmp_path / "out", executor=executor, retry_failed=True, plugins=[str(crashing)]
-        )
+        executor = workers(2)
+        assert run_plan(plan, tmp_path / "out", executor=executor).finished == 1
+        retried = run_plan(plan, tmp_path / "out", executor=executor, retry_failed=True)
         assert retried.finished == 2
     finally:
-        from qkvflow.zoo import ZOO
-
         FIELDS.unregister("crashing")
-        ZOO.pop("crashing", None)
+        MODELS.unregister("crashing")
 
 
 def write_plan(out: Path, plan: Any) -> None:

@@ -57,6 +57,7 @@ def test_a_unit_is_begun_three_times_at_most(units: list[Unit]):
     queue = Queue(units[:1])
     for attempt in range(3):
         taken = queue.take([])
+        assert taken is not None
         assert taken is units[0]
         assert queue.put_back(taken) == (attempt < 2)
 

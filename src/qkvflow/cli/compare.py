@@ -49,9 +49,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--models", action="append", metavar="A,B,...", help="the models (default: the documents')"
     )
-    plan.add_argument(
-        "--plugin", action="append", metavar="FILE.py", help="registers your own models"
-    )
     plan.add_argument("--seeds", metavar="N|A,B,...", help="how many seeds, or which (default 3)")
     for kind, (metavar, text) in _BUDGETS.items():
         plan.add_argument(f"--{kind}", metavar=metavar, help=f"the budget of every run: {text}")
@@ -109,10 +106,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     if args.dry_run:
         return _dry_run(plan)
-    plugins = tuple(args.plugin or ())
-    options = ExecutorOptions(
-        args.workers, plugins, args.ray_address, args.cpus_per_run, args.gpus_per_run
-    )
+    options = ExecutorOptions(args.workers, args.ray_address, args.cpus_per_run, args.gpus_per_run)
     display = BarDisplay() if sys.stdout.isatty() else LineDisplay()
     try:
         outcome = run_plan(
@@ -122,7 +116,6 @@ def run(args: argparse.Namespace) -> int:
             display=SilentDisplay() if args.quiet else display,
             retry_failed=args.retry_failed,
             command=shlex.join(["qkvflow", *sys.argv[1:]]),
-            plugins=plugins,
         )
     except Stopped as stopped:
         name = signal.Signals(stopped.signum).name
@@ -160,7 +153,6 @@ def plan_of(args: argparse.Namespace) -> Any:
     from qkvflow.experiment.presets import DEFAULT_MODELS, NARROWED, preset
     from qkvflow.experiment.specs import parse_specs
     from qkvflow.runs.config_files import parse_overrides, read_yaml
-    from qkvflow.zoo.plugins import load_plugins
 
     if args.preset and args.config:
         raise UserError("--preset and --config are two plans; give one of them")
@@ -170,7 +162,6 @@ def plan_of(args: argparse.Namespace) -> Any:
     elif args.config:
         content = read_yaml(args.config)
     content = modern(content)
-    load_plugins(args.plugin or [])
     if args.models:
         content["models"] = [spec.to_dict() for spec in parse_specs(args.models)]
         content.pop("questions", None)

@@ -5,7 +5,6 @@ Everything that is finished is in files; the same command goes on from them. See
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +48,6 @@ def run_plan(
     display: Display | None = None,
     retry_failed: bool = False,
     command: str | None = None,
-    plugins: Sequence[str] = (),
 ) -> Outcome:
     """Run a plan in a directory, or go on with it. A signal ends in `Stopped`, with all saved."""
     use_compilation_cache()
@@ -57,12 +55,12 @@ def run_plan(
     check_directory(plan, directory)
     encoded = load_data(plan.base_config(plan.models[0]))
     entries = shapes(plan, encoded.tokenizer.vocab_size)
-    executor = executor or make_executor("local", ExecutorOptions(plugins=tuple(plugins)))
+    executor = executor or make_executor("local", ExecutorOptions())
     with rundir.writing(directory, resumable=False):
         directory.mkdir(parents=True, exist_ok=True)
     with rundir.locked(directory), signals() as caught:
         comparison = _Comparison(
-            plan, directory, encoded, entries, executor, display or SilentDisplay(), caught, plugins
+            plan, directory, encoded, entries, executor, display or SilentDisplay(), caught
         )
         try:
             return comparison.run(retry_failed=retry_failed, command=command)
@@ -101,11 +99,10 @@ class _Comparison:
         executor: AbstractExecutor,
         display: Display,
         caught: list[int],
-        plugins: Sequence[str],
     ) -> None:
         self.plan, self.directory, self.encoded = plan, directory, encoded
         self.entries, self.display = entries, display
-        self._executor, self._caught, self._plugins = executor, caught, list(plugins)
+        self._executor, self._caught = executor, caught
 
     def run(self, *, retry_failed: bool, command: str | None) -> Outcome:
         timed = self.plan.budget.kind == "seconds"
@@ -245,7 +242,6 @@ class _Comparison:
             "configs": {entry.label: entry.config.to_dict() for entry in self.entries},
             "vocab_size": self.encoded.tokenizer.vocab_size,
             "rounds": rounds,
-            "plugins": self._plugins,
         }
         title = f"speed of {len(self.entries)} models in turn"
         self._perform("speed", [Unit(title, job, path, work=1.0, program="speed")])

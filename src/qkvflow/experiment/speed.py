@@ -29,7 +29,7 @@ from qkvflow.runs.record import peak_resident_bytes, program_bytes
 from qkvflow.training.dispatch import MAX_STEPS
 from qkvflow.training.program import make_program
 from qkvflow.training.step import TrainState
-from qkvflow.zoo.plugins import load_plugins
+from qkvflow.zoo.plugins import plugin_setup, take_setup
 
 _ROUND_SECONDS = 0.3
 _WARM_UP = 3
@@ -85,7 +85,7 @@ class Bench:
 class Remote:
     """A `Bench` in a process of its own, which waits while others have their turn."""
 
-    def __init__(self, config: RunConfig, vocab_size: int, plugins: Sequence[str]) -> None:
+    def __init__(self, config: RunConfig, vocab_size: int) -> None:
         environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0"}
         # A file, which no amount of output can fill up as it does a pipe.
         self._errors = tempfile.TemporaryFile(  # noqa: SIM115 - closed with the process
@@ -101,7 +101,7 @@ class Remote:
             # A Ctrl-C is for the one that asked; closing the pipe ends this process.
             start_new_session=True,
         )
-        job = {"config": config.to_dict(), "vocab_size": vocab_size, "plugins": list(plugins)}
+        job = {"config": config.to_dict(), "vocab_size": vocab_size, "plugins": plugin_setup()}
         try:
             self._described = self._ask(json.dumps(job))
         except BaseException:
@@ -151,7 +151,6 @@ def measure_speed(
     *,
     vocab_size: int,
     rounds: int,
-    plugins: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `speed.json`. A model that cannot be run is listed with its error, and the
     others go on."""
@@ -174,9 +173,7 @@ def measure_speed(
     try:
         for label, config in configs.items():
             make = (
-                partial(Remote, config, vocab_size, plugins)
-                if apart
-                else partial(_cold, config, vocab_size)
+                partial(Remote, config, vocab_size) if apart else partial(_cold, config, vocab_size)
             )
             if (bench := attempt(label, make)) is not None:
                 benches[label], times[label] = bench, []
@@ -237,7 +234,7 @@ def _summary(times: Sequence[float], tokens: int) -> dict[str, Any]:
 def _serve() -> None:
     """The other side of `Remote`: one JSON line for each line that comes in."""
     job = json.loads(sys.stdin.readline())
-    load_plugins(job["plugins"])
+    take_setup(job["plugins"])
     bench = Bench(make_config(job["config"]), job["vocab_size"])
     print(json.dumps(bench.describe()), flush=True)
     for line in sys.stdin:

@@ -16,6 +16,7 @@ from typing import Any
 
 from qkvflow import allocator, threads
 from qkvflow.errors import ResourceError, UserError
+from qkvflow.zoo.plugins import take_setup
 
 LOCK_SECONDS = 60.0
 """How long a run directory may still be in use by a process that is about to end."""
@@ -67,19 +68,10 @@ def _measure(job: Mapping[str, Any]) -> None:
     from qkvflow.runs.rundir import writing
 
     configs = {label: make_config(content) for label, content in job["configs"].items()}
-    content = measure_speed(
-        configs, vocab_size=job["vocab_size"], rounds=job["rounds"], plugins=job["plugins"]
-    )
+    content = measure_speed(configs, vocab_size=job["vocab_size"], rounds=job["rounds"])
     path = Path(job["out"])
     with writing(path.parent):
         write_json(path, content)
-
-
-def prepare(plugins: list[str]) -> None:
-    """What a process has to do before its first unit."""
-    from qkvflow.zoo.plugins import load_plugins
-
-    load_plugins(plugins)
 
 
 def _end_with_executor(lines: Any, jobs: list[str], arrived: threading.Event) -> None:
@@ -104,7 +96,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        prepare(setup["plugins"])
+        take_setup(setup["plugins"])
     except UserError as error:
         print(json.dumps({"blocked": str(error)}), file=answers)
         return 2

@@ -28,7 +28,7 @@ from qkvflow.training.program import Program
 from qkvflow.training.reporter import Reporter
 from qkvflow.training.signals import signals
 from qkvflow.training.step import TrainState
-from qkvflow.training.track import Tracker
+from qkvflow.training.trackers import Tracker
 
 
 class Interrupted(Exception):

@@ -27,7 +27,7 @@ from qkvflow.training.loop import Diverged, Loop, Progress
 from qkvflow.training.program import Program, make_program
 from qkvflow.training.reporter import Reporter, SilentReporter
 from qkvflow.training.step import TrainState
-from qkvflow.training.track import NoTracker, make_tracker
+from qkvflow.training.trackers import TRACKERS, make_tracker
 from qkvflow.training.trainable import count_trained
 from qkvflow.zoo.registry import COMPLETIONS
 
@@ -210,7 +210,9 @@ def _run(
 
 @contextmanager
 def _opened(directory: Path, config: RunConfig) -> Iterator[tuple[Checkpoints, Any]]:
-    tracker = make_tracker(directory, config) if hosts.is_rank0() else NoTracker()
+    tracker = (
+        make_tracker(directory, config) if hosts.is_rank0() else TRACKERS["none"](directory, config)
+    )
     try:
         checkpoints = Checkpoints(directory, config.checkpoint)
         try:

@@ -79,7 +79,8 @@ class ModelConfig:
     norm: str = option("layernorm", "layernorm or rmsnorm.")
     norm_eps: float = option(1e-5, "Added to the variance in norms.")
     final_norm: str = option(
-        "plain", "plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow)."
+        "plain",
+        "plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow).",
     )
     bias: bool = option(True, "Biases in linear layers and shifts in LayerNorm.")
     attention_bias: bool | None = option(None, "Biases in the attention; none means as `bias`.")

@@ -108,6 +108,17 @@ def plugin_paths() -> tuple[Path, ...]:
     return tuple(each.path for each in _process.loaded if each.path is not None)
 
 
+def plugin_setup() -> dict[str, Any]:
+    """What `take_setup` needs to give another process the same plugins; plain JSON."""
+    return {"files": [str(path) for path in plugin_paths()], "allow": _process.allow_changed}
+
+
+def take_setup(setup: Mapping[str, Any]) -> None:
+    """Load the plugins of the process that this one works for."""
+    allow_changed_plugins(setup["allow"])
+    load_plugins(setup["files"])
+
+
 def plugin_options() -> list[str]:
     """The words that give another `qkvflow` command the same plugins as this process."""
     options = [word for path in plugin_paths() for word in ("--plugin", str(path))]

@@ -24,8 +24,6 @@ class ExecutorOptions:
 
     workers: int | None = None
     """Worker processes; none: as many as the machine suggests."""
-    plugins: tuple[str, ...] = ()
-    """Python files that every worker loads before its first unit."""
     address: str | None = None
     """Of an existing Ray cluster."""
     cpus_per_run: float = 1.0

@@ -22,6 +22,7 @@ from qkvflow.experiment.display import Display
 from qkvflow.experiment.executors.base import AbstractExecutor, Board, ExecutorOptions, Stopped
 from qkvflow.experiment.units import Queue, Unit
 from qkvflow.limits import available_memory, cpu_limit
+from qkvflow.zoo.plugins import plugin_setup
 from qkvflow.zoo.registry import EXECUTORS
 
 _MEMORY_SHARE = 0.8
@@ -86,7 +87,7 @@ class Local(AbstractExecutor):
         accelerators = count_accelerators()
         needed = max(unit.bytes for unit in units)
         count = self._options.workers or suggest_workers(accelerators, needed)
-        crew = _Crew(self._options, min(count, len(board.queue.waiting)), accelerators, logs)
+        crew = _Crew(min(count, len(board.queue.waiting)), accelerators, logs)
         try:
             while board.queue.waiting or board.running:
                 if caught or board.blocked is not None:
@@ -105,8 +106,8 @@ class Local(AbstractExecutor):
 class _Crew:
     """The workers of one call."""
 
-    def __init__(self, options: ExecutorOptions, count: int, accelerators: int, logs: Path) -> None:
-        self._options, self._count, self._logs = options, count, logs
+    def __init__(self, count: int, accelerators: int, logs: Path) -> None:
+        self._count, self._logs = count, logs
         self._accelerators = accelerators
         self._workers: dict[str, Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -126,7 +127,7 @@ class _Crew:
 
     def _start(self, index: int) -> Worker:
         env, core = worker_environment(index, self._count, self._accelerators)
-        setup = {"plugins": list(self._options.plugins), "core": core}
+        setup = {"plugins": plugin_setup(), "core": core}
         worker = Worker(str(index), setup, env, self._logs / f"worker-{index}.log")
         self._workers[worker.name] = worker
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)

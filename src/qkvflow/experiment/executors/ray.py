@@ -13,19 +13,21 @@ from qkvflow.errors import UserError
 from qkvflow.experiment.display import Display
 from qkvflow.experiment.executors.base import AbstractExecutor, Board, ExecutorOptions, Stopped
 from qkvflow.experiment.units import Queue, Unit
+from qkvflow.zoo.plugins import plugin_setup
 from qkvflow.zoo.registry import EXECUTORS
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 120.0
 
 
-def _perform(job: Mapping[str, Any], plugins: list[str]) -> dict[str, Any]:
+def _perform(job: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
     from qkvflow import allocator
-    from qkvflow.experiment.worker import perform, prepare
+    from qkvflow.experiment.worker import perform
+    from qkvflow.zoo.plugins import take_setup
 
     allocator.configure_malloc()
     try:
-        prepare(plugins)
+        take_setup(plugins)
     except UserError as error:
         return {"blocked": str(error)}
     return perform(job)
@@ -53,7 +55,7 @@ class Ray(AbstractExecutor):
                 while len(refs) < self._places(ray) and (unit := board.take()) is not None:
                     name, number = str(number), number + 1
                     board.running[name] = unit
-                    refs[task.remote(dict(unit.job), list(self._options.plugins))] = name
+                    refs[task.remote(dict(unit.job), plugin_setup())] = name
                 self._collect(ray, refs, board, _POLL_SECONDS)
                 board.show()
             self._cancel(ray, refs, board)
