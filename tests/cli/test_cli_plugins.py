@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from qkvflow.cli import VERBS, main
+from qkvflow.data import load_corpus
 from qkvflow.errors import UserError
 from qkvflow.runs.config import make_config
 from qkvflow.runs.resume_rules import check_config
 from qkvflow.zoo import names
-from qkvflow.zoo.plugins import load_plugins, loaded_plugins
+from qkvflow.zoo.plugins import Plugin, load_plugins, loaded_plugins
 from qkvflow.zoo.registry import CORPORA
 
 MINE = Path(__file__).parent / "mine.py"
@@ -170,6 +171,13 @@ def test_an_analysis_of_ones_own_has_a_page(exported: Path, tmp_path: Path):
     assert len(charts["my_sizes_two"]["panels"][0]["series"]) == 2
 
 
+def test_launch_hands_plugins_on(exported: Path):
+    argv = ("eval", exported, "--json", "--max-tokens", "16")
+    done = qkvflow("launch", "-n", "1", "--plugin", MINE, "--", *argv)
+    assert done.returncode == 0, done.stderr
+    assert '"model": "my-model"' in done.stdout
+
+
 def test_plan_compiles_a_model_of_ones_own():
     argv = ("--model", "my-model", "--data", "source:my-words", "--tokenizer", "my-shift")
     done = qkvflow("plan", "--plugin", MINE, *argv, "--vocab", "256", "--json")
@@ -312,7 +320,7 @@ def test_nothing_that_is_read_runs_a_plugin(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "theirs.py").write_text("from pathlib import Path\nPath('ran').touch()\n")
     with pytest.raises(UserError, match=r"give --plugin theirs\.py"):
         make_config(saved(model={"name": "theirs"}))
-    for plugins in (["theirs.py"], "theirs.py", [{"name": "theirs.py"}], [{"path": "x"}], 5):
+    for plugins in (["theirs.py"], "theirs.py", [{"name": "theirs.py"}], [{"path": "x"}], 5, None):
         with pytest.raises(UserError, match=r"with --plugin FILE\.py"):
             make_config({"plugins": plugins})
     assert not (tmp_path / "ran").exists()
@@ -332,6 +340,24 @@ def test_a_plugin_that_fails_registers_nothing(tmp_path: Path):
     path.write_text("import qkvflow\nqkvflow.register('standard')\n")
     with pytest.raises(UserError, match="there is a model 'standard' already"):
         load_plugins([path])
+
+
+def test_the_documented_example(tmp_path: Path):
+    text = (Path(__file__).parents[2] / "docs" / "plugins.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", text, re.S)
+    path = tmp_path / "my_words.py"
+    path.write_text(code)
+    load_plugins([path, path])  # The second time it is there.
+    try:
+        config = make_config({"data": {"spec": "source:my-words"}})
+        assert config.plugins == (Plugin("my_words.py", hashlib.sha256(code.encode()).hexdigest()),)
+        assert make_config(config.to_dict()) == config
+        assert make_config({}).plugins == ()  # Loaded, and not used.
+        assert load_corpus("source:my-words").train.bytes == 45 * 1000
+        with pytest.raises(UserError, match="unknown source 'my-wrods'; did you mean my-words"):
+            load_corpus("source:my-wrods")
+    finally:
+        CORPORA.unregister("my-words")
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["train", "--help"], ["compare", "--help"]], ids=str)
