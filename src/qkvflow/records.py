@@ -6,16 +6,13 @@ report know nothing else. Nothing here knows JAX.
 
 import json
 import math
-import os
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qkvflow.errors import UserError
+from qkvflow.files import write_json
 
 SCHEMA = 1
 FINISHED_SECTIONS = ("model", "params", "flops", "data", "budget", "training", "losses", "speed")
@@ -85,33 +82,6 @@ def finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def write_json(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write strict JSON so that `path` holds either its old content or all of the new.
-
-    JSON knows no NaN or infinity: they are written as null.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(_strict(content), indent=1, allow_nan=False) + "\n"
-    # The temporary file is in the same directory because a rename is atomic only within a file
-    # system; both are synced because a rename may reach the disk before the bytes it names.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def write_record(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -323,16 +293,3 @@ def _check(path: Path, content: Any) -> None:
                 raise UserError(f"{path}: a finished run must have '{section}'")
         if not isinstance(content["losses"].get("validation"), Mapping):
             raise UserError(f"{path}: a finished run must have 'losses.validation'")
-
-
-def _strict(value: Any) -> Any:
-    """`value` with every number that JSON cannot express replaced by null."""
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from qkvflow.errors import UserError
-from qkvflow.records import collect, curve, read_record, write_json, write_record
+from qkvflow.files import write_json
+from qkvflow.records import collect, curve, read_record, write_record
 
 
 def content(label: str = "standard", seed: int = 0, **changes: Any) -> dict[str, Any]:

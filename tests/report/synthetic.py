@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from qkvflow.records import write_json, write_record
+from qkvflow.files import write_json
+from qkvflow.records import write_record
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from synthetic import EVERY, MODELS, NGRAMS, PLAN, STEPS, Made, experiment
 
 from qkvflow.cli import main
 from qkvflow.errors import UserError
-from qkvflow.records import write_json
+from qkvflow.files import write_json
 from qkvflow.report import ReportPaths, build_report, print_summary
 from qkvflow.report.figures import FIGURES
 from qkvflow.report.figures.style import STYLE

@@ -3,63 +3,22 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scipy.stats
+from losses import BAD, GOOD, NOISY, failure, only_pair, records, run
 
 from qkvflow.errors import UserError
-from qkvflow.records import Record, Records
+from qkvflow.records import Records
 from qkvflow.statistics import compare_pairs, summarise, write_statistics
 
 # SciPy's results have fields that its annotations do not know.
 stats: Any = scipy.stats
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "statistics.md"
-GOOD = [1.90, 1.95, 1.88, 1.93, 1.91]
-BAD = [2.01, 2.04, 1.99, 2.05, 2.00]
-NOISY = [1.85, 2.10, 1.80, 1.99, 1.84]
-
-
-def run(label: str, seed: int, loss: float | None, **changes: Any) -> Record:
-    losses = None
-    if loss is not None:
-        losses = {"nats": loss, "bits_per_byte": loss / math.log(2), "perplexity": math.exp(loss)}
-    content = {
-        "model": {"name": label},
-        "data": {
-            "tokenizer": "bytes",
-            "vocab_size": 256,
-            "splits": {split: {"sha256": split} for split in ("train", "validation", "test")},
-        },
-        "budget": {"steps": 10, "tokens": 100, "flops": 1000, "seconds": 1.0},
-        "training": {"batch_size": 8, "context": 128},
-        "losses": {"validation": losses, "test": losses},
-    }
-    return Record(label, seed, finished=True, error=None, content=content | changes)
-
-
-def failure(label: str, seed: int, error: str = "diverged") -> Record:
-    return Record(label, seed, finished=False, error=error, content={})
-
-
-def records(
-    models: Mapping[str, Sequence[float | None]], failed: Sequence[Record] = (), **changes: Any
-) -> Records:
-    finished = [
-        run(label, seed, loss, **changes.get(label, {}))
-        for label, losses in models.items()
-        for seed, loss in enumerate(losses)
-    ]
-    return Records(finished=tuple(finished), failed=tuple(failed))
-
-
-def only_pair(found: Records, **options: Any) -> dict[str, Any]:
-    pairs = compare_pairs(found, **options)["pairs"]
-    assert len(pairs) == 1
-    return pairs[0]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -238,27 +197,6 @@ def test_constant_values_and_absurd_effects_stay_finite():
     assert (perplexity["n"], len(perplexity["missing"])) == (0, 5)
     interval = summarise(found)["models"]["a"]["metrics"]["test"]["nats"]["t_interval"]
     assert "the same" in interval["reason"]
-
-
-def test_holm_over_all_pairs_and_over_named_pairs_only():
-    found = records({"a": GOOD, "b": BAD, "c": NOISY})
-    family = compare_pairs(found)
-    assert family["size"] == 3
-    assert [(pair["a"], pair["b"]) for pair in family["pairs"]] == [
-        ("a", "b"),
-        ("a", "c"),
-        ("b", "c"),
-    ]
-    ab = family["pairs"][0]["tests"]["t"]
-    assert ab["p_holm"] == pytest.approx(3 * ab["p"])
-    assert "after Holm over 3 pairs" in family["pairs"][0]["verdict"]["sentence"]
-    named = compare_pairs(found, pairs=[("is b worse?", "b", "a"), ("other", "a", "c")])
-    assert named["size"] == 2
-    first = named["pairs"][0]
-    assert (first["name"], first["a"], first["verdict"]["kind"]) == ("is b worse?", "b", "worse")
-    assert first["tests"]["t"]["p_holm"] == pytest.approx(2 * ab["p"])
-    corrected = family["pairs"][0]["detectable"]["corrected"]
-    assert corrected > first["detectable"]["corrected"] > first["detectable"]["uncorrected"]
 
 
 def test_partners_are_found_by_seed():

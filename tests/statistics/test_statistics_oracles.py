@@ -20,8 +20,10 @@ from qkvflow.statistics.effects import (
     improvement,
     small_sample_correction,
 )
-from qkvflow.statistics.intervals import bca_limits, t_limits
-from qkvflow.statistics.noncentral import cdf, noncentrality_limits, power
+from qkvflow.statistics.intervals import t_limits
+from qkvflow.statistics.noncentral import (
+    power,
+)
 from qkvflow.statistics.ranks import mann_whitney, wilcoxon
 
 # SciPy's results have fields that its annotations do not know.
@@ -126,9 +128,9 @@ def test_wilcoxon_by_hand():
     # |differences| in tenths 1, 2, 1, 3, 5: ranks 1.5, 3, 1.5, 4, 5; the positive one has 1.5.
     # Of 32 sign patterns, the positive sum is at most 1.5 in {}, {1.5}, {1.5}: p = 2 * 3 / 32.
     test = wilcoxon([-1.0, -2.0, 1.0, -3.0, -5.0])
-    assert test is not None
     assert (test.statistic, test.p, test.smallest_p) == (1.5, 6 / 32, 2 / 32)
-    assert wilcoxon([0.0, 0.0, 0.0]) is None
+    # Zeros are left out; nothing is left to speak against the null.
+    assert wilcoxon([0.0, 0.0, 0.0]).p == 1
 
 
 @settings(deadline=None, max_examples=60)
@@ -136,13 +138,9 @@ def test_wilcoxon_by_hand():
 def test_wilcoxon_against_all_sign_patterns(differences: list[int]):
     kept = [d for d in differences if d]
     test = wilcoxon(differences)
-    if not kept:
-        assert test is None
-        return
-    assert test is not None
-    ranks = stats.rankdata(np.abs(kept))
+    ranks = stats.rankdata(np.abs(kept)) if kept else np.zeros(0)
     sums = np.array([np.dot(ranks, signs) for signs in itertools.product([0, 1], repeat=len(kept))])
-    observed = ranks[np.array(kept) > 0].sum()
+    observed = ranks[np.array(kept, dtype=int) > 0].sum()
     tails = (sums <= observed).mean(), (sums >= observed).mean()
     assert test.statistic == observed
     assert test.p == pytest.approx(min(1, 2 * min(tails)))
@@ -153,7 +151,6 @@ def test_rank_tests_against_scipy(n: int):
     for trial in range(5):
         a, b = samples(n, n + 2, trial)
         ours, theirs = wilcoxon(a - b[:n]), stats.wilcoxon(a - b[:n], method="exact")
-        assert ours is not None
         # SciPy's two-sided statistic is the smaller of the two rank sums.
         smaller = min(ours.statistic, n * (n + 1) / 2 - ours.statistic)
         assert (smaller, ours.p) == pytest.approx((theirs.statistic, theirs.pvalue))
@@ -180,25 +177,7 @@ def test_mann_whitney_against_all_arrangements(a: list[int], b: list[int]):
 
 def test_smallest_p_of_five_pairs_cannot_be_significant():
     test = wilcoxon([-5.0, -4.0, -3.0, -2.0, -1.0])
-    assert test is not None
     assert test.p == test.smallest_p == 1 / 16
-
-
-@pytest.mark.parametrize("df", [2.0, 4.0, 7.3, 40.0])
-@pytest.mark.parametrize("t", [-6.0, -0.3, 0.0, 0.01, 1.0, 5.0, 24.0])
-def test_noncentral_t_against_scipy(t: float, df: float):
-    for shift in (-2.0, -0.5, 0.0, 1.0, 2.5):
-        assert cdf(t, df, t + shift) == pytest.approx(stats.nct.cdf(t, df, t + shift), abs=1e-9)
-
-
-def test_noncentrality_limits_leave_the_stated_tails():
-    for t in (-30.0, -2.0, 0.0, 0.5, 3.0, 60.0):
-        low, high = noncentrality_limits(t, 4.0, 0.95)
-        assert (1 - cdf(t, 4.0, low), cdf(t, 4.0, high)) == pytest.approx((0.025, 0.025))
-    # So large a statistic is all but t = delta / W: the limits are quantiles of W.
-    low, high = noncentrality_limits(1e9, 4.0, 0.95)
-    expected = 1e9 * np.sqrt(stats.chi2.ppf([0.025, 0.975], 4) / 4)
-    assert (low, high) == pytest.approx(tuple(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.005])
@@ -220,6 +199,11 @@ def test_detectable_difference_against_statsmodels(n: int, alpha: float):
 
 def test_power_at_no_difference_is_the_level():
     assert power(0.0, 4.0, 0.05) == pytest.approx(0.05)
+    # Levels as small as a large family's keep their difference.
+    contrast = paired(A, B)
+    found = [detectable_difference(contrast, alpha=0.05 / k, power=0.8) for k in (1, 45, 10**12)]
+    assert found == sorted(found)
+    assert math.isfinite(found[-1])
 
 
 def test_small_sample_correction():
@@ -273,45 +257,6 @@ def test_probability_of_improvement_by_hand():
 def test_clopper_pearson_against_scipy(hits: int):
     expected = stats.binomtest(hits, 5).proportion_ci(0.95)
     assert clopper_pearson(hits / 5, 5, 0.95) == pytest.approx((expected.low, expected.high))
-
-
-# With five values the resampled means have 126 distinct values, and a Monte Carlo error may
-# move a quantile by a whole one; `test_bca_of_three_values` has the small case.
-@pytest.mark.parametrize("n", [12, 30])
-def test_bca_against_scipy(n: int):
-    values = np.random.default_rng(1).lognormal(0, 0.8, n)
-    ours = bca_limits(values, 0.95, resamples=100_000, generator=np.random.default_rng(2))
-    theirs = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=100_000,
-        method="BCa",
-        batch=10_000,
-        random_state=np.random.default_rng(3),
-    ).confidence_interval
-    # Two samples of resamples: Monte Carlo error of a tail quantile.
-    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.02 * values.std())
-
-
-def test_bca_of_three_values():
-    # 0, 0, 3: means 0, 1, 2, 3 in 8, 12, 6, 1 of 27 resamples. The mean is 1: z0 = Phi^-1(14/27).
-    # Centred values -1, -1, 2: acceleration 6 / (6 * 6^1.5) = 0.068041. The ends are the quantiles
-    # at 0.0498 and 0.9911 of the resampled means: 0 (up to 8/27), and 3 (from 26/27 = 0.963).
-    def limits(level: float) -> tuple[float, float]:
-        generator = np.random.default_rng(0)
-        return bca_limits([0.0, 0.0, 3.0], level, resamples=20_000, generator=generator)
-
-    assert limits(0.95) == pytest.approx((0.0, 3.0))
-    # At 89 % the plain upper quantile, at 0.945, would be 2; the corrected one, at 0.971, is 3.
-    assert limits(0.89) == pytest.approx((0.0, 3.0))
-
-
-def test_bca_carries_leading_axes():
-    values = np.random.default_rng(0).normal(size=(3, 2, 6))
-    low, high = bca_limits(values, 0.9, resamples=500, generator=np.random.default_rng(1))
-    for index in np.ndindex(3, 2):
-        one = bca_limits(values[index], 0.9, resamples=500, generator=np.random.default_rng(1))
-        assert (low[index], high[index]) == pytest.approx(one)
 
 
 def test_pareto_by_hand():

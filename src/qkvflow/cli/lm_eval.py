@@ -44,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.cli.eval import at_depth
     from qkvflow.compilation import use_compilation_cache
     from qkvflow.evaluation.harness import HarnessModel
+    from qkvflow.files import to_json, write_whole
     from qkvflow.runs.load import load
-    from qkvflow.runs.rundir import to_json, write_whole, writing
+    from qkvflow.runs.rundir import writing
 
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))

@@ -50,9 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qkvflow.compilation import use_compilation_cache
     from qkvflow.evaluation.sweep import settings_of, sweep_depth
+    from qkvflow.files import to_json
     from qkvflow.runs.corpus import load_split
     from qkvflow.runs.load import load
-    from qkvflow.runs.rundir import to_json
 
     if args.max_tokens < 0:
         raise UserError(f"--max-tokens must not be negative, not {args.max_tokens}")
@@ -133,8 +133,9 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def _write(directory: Path, answer: dict[str, Any], text: str) -> str:
+    from qkvflow.files import write_whole
     from qkvflow.report.sweep import draw_sweep, to_csv
-    from qkvflow.runs.rundir import write_whole, writing
+    from qkvflow.runs.rundir import writing
 
     with writing(directory, resumable=False):
         directory.mkdir(parents=True, exist_ok=True)

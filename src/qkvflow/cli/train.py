@@ -62,7 +62,7 @@ def run_and_tell(
 ) -> int:
     """Run `work(reporter)` and say how it ended; returns the exit code."""
     from qkvflow.distributed import hosts
-    from qkvflow.runs.rundir import to_json
+    from qkvflow.files import to_json
     from qkvflow.training import Diverged, Interrupted
     from qkvflow.training.reporter import BarReporter, LineReporter, SilentReporter
 

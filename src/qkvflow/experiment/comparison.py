@@ -20,7 +20,8 @@ from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, Stop
 from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
 from qkvflow.experiment.units import Unit, run_unit
-from qkvflow.records import read_record, write_json
+from qkvflow.files import write_json, write_whole
+from qkvflow.records import read_record
 from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.config_files import read_yaml, write_yaml
@@ -154,7 +155,7 @@ class _Comparison:
         if not (directory / rundir.CONFIG).exists():
             with rundir.writing(self.directory):
                 directory.mkdir(parents=True, exist_ok=True)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+                write_whole(directory / rundir.CONFIG, write_yaml(config))
         return run_unit(
             directory,
             f"{entry.label} {title}",
@@ -177,7 +178,7 @@ class _Comparison:
         content = {**self.plan.to_dict(), "command": command, "resolved": resolved}
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         with rundir.writing(self.directory, resumable=False):
-            rundir.write_whole(self.directory / PLAN, text)
+            write_whole(self.directory / PLAN, text)
 
     def _seconds_per_step(self) -> dict[str, float]:
         """Of every model, measured beside the others, for a budget in seconds."""

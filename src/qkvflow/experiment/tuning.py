@@ -8,7 +8,8 @@ from typing import Any
 from qkvflow.errors import UserError
 from qkvflow.experiment.plan import Plan
 from qkvflow.experiment.resolve import Entry
-from qkvflow.records import Record, read_record, write_json
+from qkvflow.files import write_json
+from qkvflow.records import Record, read_record
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.rundir import RECORD
 

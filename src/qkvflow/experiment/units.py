@@ -129,8 +129,9 @@ class Queue:
 
 def give_up(unit: Unit, reason: str) -> None:
     """Write down that a unit failed, in the file that says it is done."""
+    from qkvflow.files import to_json, write_whole
     from qkvflow.runs.record import failed_record
-    from qkvflow.runs.rundir import to_json, write_whole, writing
+    from qkvflow.runs.rundir import writing
 
     if unit.job["kind"] == "run":
         content = failed_record(make_config(read_run_config(unit.file.parent)), reason)

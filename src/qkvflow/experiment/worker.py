@@ -63,7 +63,7 @@ def _run(job: Mapping[str, Any]) -> None:
 
 def _measure(job: Mapping[str, Any]) -> None:
     from qkvflow.experiment.speed import measure_speed
-    from qkvflow.records import write_json
+    from qkvflow.files import write_json
     from qkvflow.runs.config import make_config
     from qkvflow.runs.rundir import writing
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
 from qkvflow.finetune.adapters import weights_hash
 from qkvflow.runs import rundir
@@ -50,7 +51,7 @@ def finetune(
     def begin() -> None:
         rundir.create(out)
         with rundir.writing(out, resumable=False):
-            rundir.write_whole(out / REQUEST, rundir.to_json(request, 1) + "\n")
+            write_whole(out / REQUEST, to_json(request, 1) + "\n")
 
     hosts.on_rank0(begin)
     return train(config, out, reporter=reporter, mesh=mesh, start=start)

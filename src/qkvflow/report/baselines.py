@@ -4,7 +4,6 @@ A loss per token means something on one text with one tokenizer. Models are grou
 group has its n-gram baselines and, where the data's entropy rate is known, its floor.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from qkvflow.records import Curve, Records, finite
 from qkvflow.report.content import Baseline, Group
 from qkvflow.report.numbers import short
+from qkvflow.statistics import evaluated_on
 
 SPLITS: tuple[str, ...] = ("validation", "test")
 _NAMES = {1: "unigram", 2: "bigram", 3: "trigram"}
@@ -25,10 +25,11 @@ def groups_of(
     metric: str,
 ) -> list[Group]:
     """The groups in order of labels. A model none of whose runs finished is in the first."""
-    members: dict[str, list[str]] = {}
+    members: dict[tuple[Any, ...], list[str]] = {}
     for label in records.labels:
         if records.of(label):
-            members.setdefault(_text(records, label, metric), []).append(label)
+            text = evaluated_on(records.of(label)[0], metric)
+            members.setdefault(text, []).append(label)
     groups = []
     for labels in members.values() or [[]]:
         runs = [run for label in labels for run in records.of(label)]
@@ -55,14 +56,6 @@ def groups_of(
             )
         )
     return groups
-
-
-def _text(records: Records, label: str, metric: str) -> str:
-    """What must agree for losses to compare."""
-    data = records.of(label)[0].section("data")
-    split = (data.get("splits") or {}).get(metric) or {}
-    digest = split.get("sha256") or data.get("sha256")
-    return json.dumps([data.get("tokenizer"), data.get("vocab_size"), digest])
 
 
 def _ngrams(content: Mapping[str, Any], data: Mapping[str, Any]) -> list[Baseline]:

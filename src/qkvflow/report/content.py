@@ -168,6 +168,13 @@ class Report:
     def pairs(self) -> list[Mapping[str, Any]]:
         return self.tests["all_pairs"]["pairs"]
 
+    @property
+    def corrected_for(self) -> str:
+        """How many pairs Holm's correction covers, group by group."""
+        sizes = [group["size"] for group in self.tests["all_pairs"]["groups"] if group["size"]]
+        words = " and ".join(map(str, sizes or [0]))
+        return f"{words} {'pair' if sizes == [1] else 'pairs'}"
+
     def model(self, label: str) -> Model:
         return next(model for model in self.models if model.label == label)
 

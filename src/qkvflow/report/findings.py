@@ -234,8 +234,7 @@ def _about_seeds(report: Report) -> list[Caution]:
         middle = known[len(known) // 2]
         lines.append(
             Caution(
-                f"With these seeds, after correction for {family['size']}"
-                f" {'pair' if family['size'] == 1 else 'pairs'}, a difference of"
+                f"With these seeds, after correction for {report.corrected_for}, a difference of"
                 f" {known[0]:.4f} (most similar pair) to {known[-1]:.4f} nats (noisiest pair),"
                 f" typically {middle:.4f}, would be detected with"
                 f" {100 * family['power']:g} % power. Smaller ones are likely to go unnoticed."

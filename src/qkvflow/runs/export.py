@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from qkvflow.files import to_json, write_whole
 from qkvflow.errors import UserError
 from qkvflow.lm import count_parameters
 from qkvflow.runs import rundir
@@ -56,9 +57,9 @@ def write_export(trained: Trained, to: Path, record: dict[str, Any] | None) -> N
                 "step": trained.step,
                 "config": trained.config.to_dict(),
             }
-            rundir.write_whole(temporary / CONFIG_JSON, rundir.to_json(content, 1) + "\n")
+            write_whole(temporary / CONFIG_JSON, to_json(content, 1) + "\n")
             trained.tokenizer.save(temporary)
-            rundir.write_whole(temporary / CARD, model_card(trained, record))
+            write_whole(temporary / CARD, model_card(trained, record))
             if to.exists():
                 to.rmdir()
             temporary.rename(to)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import ResourceError, UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.runs.config_files import read_yaml
 
 CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
@@ -78,40 +79,6 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file so that no reader ever sees part of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def to_json(content: Any, indent: int | None = None) -> str:
-    """Strict JSON: NaN and infinities, which it does not know, become null."""
-    return json.dumps(_strict(content), indent=indent, allow_nan=False)
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _strict(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_strict(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 class MetricsWriter:

@@ -1,11 +1,15 @@
-"""Pairs of models, tested as one family: `significance_tests.json`.
+"""Pairs of models and their tests: `significance_tests.json`.
 
 The primary test is the t-test on the differences of paired seeds. Five paired seeds
 cannot make a signed-rank test significant whatever they are (its least p is 1/16), so the
 rank tests are there to be looked at, and the verdicts rest on the t-tests.
+
+Holm corrects within a group of models whose losses compare. Models of other groups are never
+tested against these, so merging their records changes nothing here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
@@ -14,9 +18,8 @@ from qkvflow.records import Records
 from qkvflow.statistics.contrast import holm
 from qkvflow.statistics.effects import detectable_difference, hedges_g, improvement
 from qkvflow.statistics.intervals import interval, no_interval
-from qkvflow.statistics.pairing import Pairing, pairing
-from qkvflow.statistics.ranks import RankTest, mann_whitney, wilcoxon
-from qkvflow.statistics.verdict import verdict
+from qkvflow.statistics.pairing import Pairing, Tests, pairing
+from qkvflow.statistics.verdict import Corrected, Rules, verdict
 
 METRICS = ("test", "validation")
 POWER = 0.8
@@ -32,10 +35,10 @@ def compare_pairs(
     alpha: float = 0.05,
     pairs: Sequence[tuple[str, str, str]] | None = None,
 ) -> dict[str, Any]:
-    """Test pairs of models as one family on the loss in nats per token.
+    """Test pairs of models on the loss in nats per token.
 
     Every pair of labels, or the `pairs` given as (name, label a, label b). Holm corrects for the
-    testable pairs of this family and no other.
+    testable ones of these pairs within each group of models that compare, and for no other.
     """
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS)
@@ -43,27 +46,34 @@ def compare_pairs(
         raise UserError(f"alpha must be between 0 and 0.5, not {alpha}")
     if not margin > 0:
         raise UserError(f"the equivalence margin must be above 0, not {margin}")
+    rules = Rules(alpha, margin, POWER)
     found = [pairing(records, name, a, b, metric) for name, a, b in _wanted(records.labels, pairs)]
-    tested = [pair for pair in found if pair.contrast is not None]
-    rank_tests = [_rank_test(pair) for pair in found]
-    p_t = _adjusted([pair.contrast and pair.contrast.p for pair in found])
-    p_rank = _adjusted([test.p if test else None for test in rank_tests])
-    p_equal = _adjusted([pair.contrast and max(pair.contrast.tost(margin)) for pair in found])
-    family = {
+    labels = list(dict.fromkeys(label for pair in found for label in (pair.a, pair.b)))
+    texts = list(dict.fromkeys(pair.text for pair in found if pair.text is not None))
+    groups = [[pair for pair in found if pair.text == text] for text in texts]
+    corrected = [_corrected(group, rules) for group in groups]
+    entries = [
+        _entry(pair, None, None, rules)
+        if pair.text is None
+        else _entry(pair, number := texts.index(pair.text), next(corrected[number]), rules)
+        for pair in found
+    ]
+    return {
         "metric": metric,
         "unit": "nats per token",
-        "alpha": alpha,
-        "margin": margin,
-        "power": POWER,
-        "labels": list(dict.fromkeys(label for pair in found for label in (pair.a, pair.b))),
-        "size": len(tested),
+        **asdict(rules),
+        "labels": labels,
+        "groups": [
+            {
+                "labels": [x for x in labels if any(x in (pair.a, pair.b) for pair in group)],
+                "size": _size(group),
+            }
+            for group in groups
+        ],
+        "size": _size(found),
         "primary_test": PRIMARY,
+        "pairs": entries,
     }
-    entries = [
-        _entry(pair, rank_test, adjusted, family)
-        for pair, rank_test, *adjusted in zip(found, rank_tests, p_t, p_rank, p_equal, strict=True)
-    ]
-    return {**family, "pairs": entries}
 
 
 def _wanted(
@@ -80,34 +90,35 @@ def _wanted(
     return list(pairs)
 
 
-def _rank_test(pair: Pairing) -> RankTest | None:
-    a, b = pair.values
-    if pair.contrast is None:
-        return None
-    if pair.is_paired:
-        return wilcoxon([x - y for x, y in zip(a, b, strict=True)])
-    return mann_whitney(a, b)
+def _size(pairs: Sequence[Pairing]) -> int:
+    return sum(pair.tests is not None for pair in pairs)
 
 
-def _adjusted(ps: Sequence[float | None]) -> list[float | None]:
-    """Holm over the p-values that exist."""
-    adjusted = iter(holm([p for p in ps if p is not None]).tolist())
-    return [None if p is None else next(adjusted) for p in ps]
+def _corrected(group: Sequence[Pairing], rules: Rules) -> Iterator[Corrected | None]:
+    """The p-values of every pair of a group after Holm; None for a pair that cannot be tested."""
+    tests = [pair.tests for pair in group if pair.tests is not None]
+    adjusted = zip(
+        holm([test.contrast.p for test in tests]).tolist(),
+        holm([test.rank.p for test in tests]).tolist(),
+        holm([max(test.contrast.tost(rules.margin)) for test in tests]).tolist(),
+        strict=True,
+    )
+    for pair in group:
+        yield None if pair.tests is None else Corrected(len(tests), *next(adjusted))
 
 
-def _entry(
-    pair: Pairing,
-    rank_test: RankTest | None,
-    adjusted: Sequence[float | None],
-    family: dict[str, Any],
-) -> dict[str, Any]:
+def _entry(pair: Pairing, group: int | None, ps: Corrected | None, rules: Rules) -> dict[str, Any]:
     """One pair as it stands in the file."""
-    p_t, p_rank, p_equal = adjusted
     a, b = pair.values
-    entry: dict[str, Any] = {
+    if pair.tests is None or ps is None:
+        sections = _untested(pair.reason, rules)
+    else:
+        sections = _tested(pair, pair.tests, ps, rules)
+    return {
         "name": pair.name,
         "a": pair.a,
         "b": pair.b,
+        "group": group,
         "design": pair.design,
         "reason": pair.reason,
         "n": {"a": len(a), "b": len(b)},
@@ -115,135 +126,112 @@ def _entry(
         "left_out": {"a": pair.left_out[0], "b": pair.left_out[1]},
         "values": {"a": a, "b": b},
         "means": {"a": _mean(a), "b": _mean(b)},
-        "difference": _difference(pair, family),
-        "tests": {"t": _t_test(pair, p_t), "rank": _rank(pair, rank_test, p_rank)},
-        "hedges_g": _hedges_g(pair, family),
-        "probability_of_improvement": _improvement(pair, family),
-        "equivalence": _equivalence(pair, p_equal, family),
-        "detectable": _detectable(pair, family),
-    }
-    entry["verdict"] = verdict(
-        pair,
-        p_difference=p_t,
-        p_equivalence=p_equal,
-        detectable=entry["detectable"]["corrected"],
-        size=family["size"],
-        alpha=family["alpha"],
-        margin=family["margin"],
-        power=family["power"],
-    )
-    return entry
-
-
-def _difference(pair: Pairing, family: dict[str, Any]) -> dict[str, Any]:
-    level = 1 - family["alpha"]
-    # With no testable pair there is no family; its level is then that of one pair.
-    all_level = 1 - family["alpha"] / max(1, family["size"])
-    if pair.contrast is None:
-        return {
-            "estimate": None,
-            "sd": None,
-            "standard_error": None,
-            "df": None,
-            "interval": no_interval(level, str(pair.reason)),
-            "simultaneous_interval": no_interval(all_level, str(pair.reason)),
-            "reason": pair.reason,
-        }
-    error = float(pair.contrast.standard_error)
-    return {
-        "estimate": float(pair.contrast.estimate),
-        "sd": error * len(pair.values[0]) ** 0.5 if pair.is_paired else None,
-        "standard_error": error,
-        "df": float(pair.contrast.df),
-        "interval": interval(*pair.contrast.limits(level), level),
-        "simultaneous_interval": interval(*pair.contrast.limits(all_level), all_level),
-        "reason": None,
+        **sections,
+        "verdict": verdict(pair, ps, rules, detectable=sections["detectable"]["corrected"]),
     }
 
 
-def _t_test(pair: Pairing, p_holm: float | None) -> dict[str, Any]:
-    contrast = pair.contrast
+def _tested(pair: Pairing, tests: Tests, ps: Corrected, rules: Rules) -> dict[str, Any]:
+    contrast, alpha = tests.contrast, rules.alpha
+    level = 1 - alpha
+
+    def limits(confidence: float) -> dict[str, Any]:
+        return interval(*contrast.limits(confidence), confidence)
+
+    error, df = float(contrast.standard_error), float(contrast.df)
+    g = hedges_g(*pair.values, contrast, is_paired=pair.is_paired, level=level)
+    better = improvement(*pair.values, is_paired=pair.is_paired, level=level)
+    p_lower, p_upper = (float(p) for p in contrast.tost(rules.margin))
     return {
-        "name": {"paired": "paired t", "unpaired": "Welch t"}.get(pair.design),
-        "statistic": None if contrast is None else float(contrast.t),
-        "df": None if contrast is None else float(contrast.df),
-        "p": None if contrast is None else float(contrast.p),
-        "p_holm": p_holm,
-        "reason": None if contrast is not None else pair.reason,
+        "difference": {
+            "estimate": float(contrast.estimate),
+            "sd": error * len(pair.values[0]) ** 0.5 if pair.is_paired else None,
+            "standard_error": error,
+            "df": df,
+            "interval": limits(level),
+            "simultaneous_interval": limits(1 - alpha / ps.size),
+            "reason": None,
+        },
+        "tests": {
+            "t": {
+                "name": "paired t" if pair.is_paired else "Welch t",
+                "statistic": float(contrast.t),
+                "df": df,
+                "p": float(contrast.p),
+                "p_holm": ps.difference,
+                "reason": None,
+            },
+            "rank": {
+                "name": "Wilcoxon signed-rank" if pair.is_paired else "Mann-Whitney",
+                "statistic": tests.rank.statistic,
+                "p": tests.rank.p,
+                "p_holm": ps.rank,
+                "smallest_p": tests.rank.smallest_p,
+                "reason": None,
+            },
+        },
+        "hedges_g": {
+            "estimate": g.estimate,
+            "interval": interval(g.low, g.high, level),
+            "standardiser": STANDARDISER,
+            "standardiser_value": g.standardiser,
+            "correction": g.correction,
+            "reason": None,
+        },
+        "probability_of_improvement": {
+            "estimate": better.estimate,
+            "interval": interval(better.low, better.high, level),
+            "ties": better.ties,
+            "reason": None,
+        },
+        "equivalence": {
+            "margin": rules.margin,
+            "p": max(p_lower, p_upper),
+            "p_lower": p_lower,
+            "p_upper": p_upper,
+            "p_holm": ps.equivalence,
+            "interval": limits(1 - 2 * alpha),
+            "equivalent": ps.equivalence <= alpha,
+            "reason": None,
+        },
+        "detectable": {
+            "power": rules.power,
+            "uncorrected": detectable_difference(contrast, alpha=alpha, power=rules.power),
+            "corrected": detectable_difference(contrast, alpha=alpha / ps.size, power=rules.power),
+            "reason": None,
+        },
     }
 
 
-def _rank(pair: Pairing, test: RankTest | None, p_holm: float | None) -> dict[str, Any]:
-    names = {"paired": "Wilcoxon signed-rank", "unpaired": "Mann-Whitney"}
+def _untested(reason: str | None, rules: Rules) -> dict[str, Any]:
+    """The same places as `_tested`, empty."""
+    alone = no_interval(1 - rules.alpha, reason)
+
+    def nothing(*names: str, **known: Any) -> dict[str, Any]:
+        return {**dict.fromkeys(names), **known, "reason": reason}
+
     return {
-        "name": names.get(pair.design),
-        "statistic": None if test is None else test.statistic,
-        "p": None if test is None else test.p,
-        "p_holm": p_holm,
-        "smallest_p": None if test is None else test.smallest_p,
-        "reason": None if test is not None else pair.reason,
-    }
-
-
-def _hedges_g(pair: Pairing, family: dict[str, Any]) -> dict[str, Any]:
-    level = 1 - family["alpha"]
-    g = None
-    if pair.contrast is not None:
-        g = hedges_g(*pair.values, pair.contrast, is_paired=pair.is_paired, level=level)
-    return {
-        "estimate": g and g.estimate,
-        "interval": interval(g.low, g.high, level) if g else no_interval(level, str(pair.reason)),
-        "standardiser": STANDARDISER,
-        "standardiser_value": g and g.standardiser,
-        "correction": g and g.correction,
-        "reason": None if g else pair.reason,
-    }
-
-
-def _improvement(pair: Pairing, family: dict[str, Any]) -> dict[str, Any]:
-    level = 1 - family["alpha"]
-    if pair.contrast is None:
-        nothing = no_interval(level, str(pair.reason))
-        return {"estimate": None, "interval": nothing, "ties": None, "reason": pair.reason}
-    found = improvement(*pair.values, is_paired=pair.is_paired, level=level)
-    return {
-        "estimate": found.estimate,
-        "interval": interval(found.low, found.high, level),
-        "ties": found.ties,
-        "reason": None,
-    }
-
-
-def _equivalence(pair: Pairing, p_holm: float | None, family: dict[str, Any]) -> dict[str, Any]:
-    level = 1 - 2 * family["alpha"]
-    lower = upper = None
-    ends = no_interval(level, str(pair.reason))
-    if pair.contrast is not None:
-        lower, upper = (float(p) for p in pair.contrast.tost(family["margin"]))
-        ends = interval(*pair.contrast.limits(level), level)
-    return {
-        "margin": family["margin"],
-        "p": None if lower is None or upper is None else max(lower, upper),
-        "p_lower": lower,
-        "p_upper": upper,
-        "p_holm": p_holm,
-        "interval": ends,
-        "equivalent": None if p_holm is None else p_holm <= family["alpha"],
-        "reason": None if lower is not None else pair.reason,
-    }
-
-
-def _detectable(pair: Pairing, family: dict[str, Any]) -> dict[str, Any]:
-    alpha, power = family["alpha"], family["power"]
-    alone = together = None
-    if pair.contrast is not None:
-        alone = detectable_difference(pair.contrast, alpha=alpha, power=power)
-        together = detectable_difference(pair.contrast, alpha=alpha / family["size"], power=power)
-    return {
-        "power": power,
-        "uncorrected": alone,
-        "corrected": together,
-        "reason": None if alone is not None else pair.reason,
+        "difference": nothing(
+            *("estimate", "sd", "standard_error", "df"),
+            interval=alone,
+            simultaneous_interval=alone,
+        ),
+        "tests": {
+            "t": nothing("name", "statistic", "df", "p", "p_holm"),
+            "rank": nothing("name", "statistic", "p", "p_holm", "smallest_p"),
+        },
+        "hedges_g": nothing(
+            *("estimate", "standardiser_value", "correction"),
+            interval=alone,
+            standardiser=STANDARDISER,
+        ),
+        "probability_of_improvement": nothing("estimate", "ties", interval=alone),
+        "equivalence": nothing(
+            *("p", "p_lower", "p_upper", "p_holm", "equivalent"),
+            margin=rules.margin,
+            interval=no_interval(1 - 2 * rules.alpha, reason),
+        ),
+        "detectable": nothing("uncorrected", "corrected", power=rules.power),
     }
 
 

@@ -93,7 +93,10 @@ def improvement(a: ArrayLike, b: ArrayLike, *, is_paired: bool, level: float) ->
 
 
 def clopper_pearson(share: float, trials: int, level: float) -> tuple[float, float]:
-    """The exact binomial interval; a share between two counts gets one between theirs."""
+    """The exact binomial interval; a share between two counts gets one between theirs.
+
+    Ties and unpaired designs make such shares, which SciPy's `binomtest` refuses.
+    """
     tail = (1 - level) / 2
     hits = share * trials
     low = 0.0 if hits <= 0 else float(special.betaincinv(hits, trials - hits + 1, tail))

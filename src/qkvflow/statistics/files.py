@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from qkvflow.records import Records, write_json
+from qkvflow.files import write_json
+from qkvflow.records import Records
 from qkvflow.statistics.compare import compare_pairs
 from qkvflow.statistics.summary import summarise
 

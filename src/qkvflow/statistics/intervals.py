@@ -1,17 +1,20 @@
 """Confidence intervals of a mean, and the JSON object an interval becomes.
 
-Functions that return arrays work on the last axis and carry any leading axes along.
+The limits work on the last axis and carry any leading axes along.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
+from scipy import stats
 
 # Two values leave one degree of freedom: a 95 % interval of 12.7 standard errors, from a
 # standard error that is itself known to no useful precision. Three is the least we infer from.
 MINIMUM_SEEDS = 3
+
+Limits = Callable[[NDArray[Any], float], tuple[Any, Any]]
 
 
 def interval(low: float, high: float, level: float) -> dict[str, Any]:
@@ -19,14 +22,9 @@ def interval(low: float, high: float, level: float) -> dict[str, Any]:
     return {"low": float(low), "high": float(high), "level": level, "reason": None}
 
 
-def no_interval(level: float, reason: str) -> dict[str, Any]:
+def no_interval(level: float, reason: str | None) -> dict[str, Any]:
     """The place of an interval that cannot be given."""
     return {"low": None, "high": None, "level": level, "reason": reason}
-
-
-def too_few(n: int) -> str:
-    """Why nothing is inferred from n seeds."""
-    return f"{n} seed{'' if n == 1 else 's'}; at least {MINIMUM_SEEDS} are needed"
 
 
 def constant(values: ArrayLike) -> bool:
@@ -35,84 +33,49 @@ def constant(values: ArrayLike) -> bool:
     return bool(np.std(values) <= 1e-12 * np.max(np.abs(values), initial=0.0))
 
 
-def t_quantile(df: Any, level: float) -> Any:
-    """Half-width of a two-sided interval in standard errors."""
-    return special.stdtrit(df, (1 + level) / 2)
+def mean_interval(values: NDArray[Any], level: float, limits: Limits) -> dict[str, Any]:
+    """The interval of a mean as it stands in the files, by `t_limits` or `bca_limits`."""
+    n = values.size
+    if n < MINIMUM_SEEDS:
+        reason = f"{n} seed{'' if n == 1 else 's'}; at least {MINIMUM_SEEDS} are needed"
+        return no_interval(level, reason)
+    if constant(values):
+        return no_interval(level, "all values are the same: their spread cannot be estimated")
+    return interval(*limits(values, level), level)
 
 
 def t_limits(values: ArrayLike, level: float) -> tuple[Any, Any]:
     """mean -+ t(n - 1) sd / sqrt(n)."""
     values = np.asarray(values, dtype=float)
-    n = values.shape[-1]
-    half = t_quantile(n - 1, level) * values.std(axis=-1, ddof=1) / np.sqrt(n)
-    return values.mean(axis=-1) - half, values.mean(axis=-1) + half
+    scale = stats.sem(values, axis=-1)
+    return stats.t.interval(level, values.shape[-1] - 1, loc=values.mean(axis=-1), scale=scale)
 
 
 def bca_limits(
     values: ArrayLike, level: float, *, resamples: int, generator: np.random.Generator
 ) -> tuple[Any, Any]:
-    """Bias-corrected and accelerated bootstrap of the mean (Efron 1987).
+    """Bias-corrected and accelerated bootstrap of the mean (Efron 1987), by SciPy.
 
-    With z0 = Phi^-1(share of resampled means below the mean, ties half) and the acceleration
-    a = sum d^3 / (6 (sum d^2)^1.5), d = mean of the jackknife means minus each of them, the ends
-    are the quantiles Phi(z0 + (z0 + z) / (1 - a (z0 + z))) of the resampled means,
-    z = Phi^-1(tail).
+    The bias correction counts the resampled means below the mean, ties half. A resample that is a
+    permutation of the values ties exactly, but its floating-point mean may miss by a rounding and
+    count as below or above: of three values every fourth or fifth resample is one. So means are
+    taken of values that are centred and scaled, and rounded to 12 decimals.
     """
     values = np.asarray(values, dtype=float)
-    n = values.shape[-1]
-    drawn = generator.integers(n, size=(resamples, n))
-    # A count matrix makes resampling one matrix product, whatever the leading axes.
-    counts = np.zeros((resamples, n))
-    np.add.at(counts, (np.arange(resamples)[:, None], drawn), 1.0)
-    centred = values - values.mean(axis=-1, keepdims=True)
-    means = np.sort(centred @ counts.T / n, axis=-1)
-    # The centred mean is zero; resamples that are permutations of the data miss it by rounding.
-    rounding = 1e-12 * np.abs(centred).max(axis=-1, keepdims=True)
-    below = (means < -rounding).mean(axis=-1)
-    ties = (np.abs(means) <= rounding).mean(axis=-1)
-    z0 = special.ndtri(below + ties / 2)
-    # The jackknife mean without value i is the mean minus centred_i / (n - 1), so d is
-    # centred_i / (n - 1); the factor cancels in a.
-    acceleration = (centred**3).sum(axis=-1) / (6 * (centred**2).sum(axis=-1) ** 1.5)
-    ends = []
-    for tail in ((1 - level) / 2, (1 + level) / 2):
-        shifted = z0 + special.ndtri(tail)
-        share = special.ndtr(z0 + shifted / (1 - acceleration * shifted))
-        ends.append(_quantile_of_sorted(means, share) + values.mean(axis=-1))
-    return ends[0], ends[1]
+    mean = values.mean(axis=-1)
+    centred = values - mean[..., None]
+    scale = np.abs(centred).max(axis=-1)
 
+    def rounded_mean(sample: NDArray[Any], axis: int) -> Any:
+        return np.round(sample.mean(axis=axis), 12)
 
-def t_interval(values: ArrayLike, level: float) -> dict[str, Any]:
-    """The t interval as it stands in the files."""
-    n = np.size(values)
-    if n < MINIMUM_SEEDS:
-        return no_interval(level, too_few(n))
-    if constant(values):
-        return no_interval(level, "all values are the same: their spread cannot be estimated")
-    low, high = t_limits(values, level)
-    return interval(float(low), float(high), level)
-
-
-def bca_interval(
-    values: ArrayLike, level: float, *, resamples: int, generator: np.random.Generator
-) -> dict[str, Any]:
-    """The BCa interval as it stands in the files."""
-    n = np.size(values)
-    if n < MINIMUM_SEEDS:
-        return no_interval(level, too_few(n))
-    if constant(values):
-        return no_interval(level, "all values are the same: their spread cannot be estimated")
-    low, high = bca_limits(values, level, resamples=resamples, generator=generator)
-    return interval(float(low), float(high), level)
-
-
-def _quantile_of_sorted(ordered: NDArray[Any], share: ArrayLike) -> Any:
-    """Linear interpolation between order statistics, a share per leading index."""
-    position = np.clip(np.asarray(share), 0, 1) * (ordered.shape[-1] - 1)
-    position = position[..., None]
-    left = np.floor(position).astype(int)
-    right = np.minimum(left + 1, ordered.shape[-1] - 1)
-    weight = (position - left)[..., 0]
-    low = np.take_along_axis(ordered, left, axis=-1)[..., 0]
-    high = np.take_along_axis(ordered, right, axis=-1)[..., 0]
-    return low + weight * (high - low)
+    ends = stats.bootstrap(
+        (centred / scale[..., None],),
+        rounded_mean,
+        n_resamples=resamples,
+        axis=-1,
+        confidence_level=level,
+        method="BCa",
+        rng=generator,
+    ).confidence_interval
+    return mean + scale * ends.low, mean + scale * ends.high

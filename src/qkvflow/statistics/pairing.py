@@ -9,24 +9,37 @@ import numpy as np
 from qkvflow.records import Record, Records, finite
 from qkvflow.statistics.contrast import Contrast, paired, welch
 from qkvflow.statistics.intervals import MINIMUM_SEEDS, constant
+from qkvflow.statistics.ranks import RankTest, mann_whitney, wilcoxon
 
 # Budgets closer than this are equal for the purpose of a caveat: training stops at whole steps.
 _BUDGET_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True)
+class Tests:
+    """What a pair that can be tested is tested with."""
+
+    contrast: Contrast
+    rank: RankTest
+
+
+@dataclass(frozen=True)
 class Pairing:
-    """The values of a pair. `contrast` is None exactly when `design` is `none`."""
+    """The values of a pair. `tests` is None exactly when `design` is `none`.
+
+    `text` is what both were evaluated on, None if losses on it do not compare.
+    """
 
     name: str | None
     a: str
     b: str
     design: str
     reason: str | None
+    text: tuple[Any, ...] | None
     seeds: tuple[list[int], list[int]]
     left_out: tuple[list[int], list[int]]
     values: tuple[list[float], list[float]]
-    contrast: Contrast | None
+    tests: Tests | None
     caveats: list[str]
 
     @property
@@ -36,15 +49,20 @@ class Pairing:
 
 def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> Pairing:
     """Decide the design of one pair and gather its values."""
-    of_a, of_b = _by_seed(records.of(a), metric), _by_seed(records.of(b), metric)
-    values_a, values_b = _values(of_a, metric), _values(of_b, metric)
+    runs_a, runs_b = records.of(a), records.of(b)
+    values_a, values_b = _losses(runs_a, metric), _losses(runs_b, metric)
     common = sorted(values_a.keys() & values_b.keys())
     seeds_a, seeds_b = sorted(values_a), sorted(values_b)
     caveats = _caveats(records, a, b, metric)
-    reason = _why_not_comparable(of_a, of_b, a, b, metric)
-    design = "none"
+    lacking = next((x for x, values in ((a, values_a), (b, values_b)) if not values), None)
+    if lacking is not None:
+        reason = f"{lacking} has no finished run with a finite {metric} loss"
+    else:
+        reason = _why_not_comparable(runs_a[0], runs_b[0], metric)
+    design, text = "none", None
     if reason is None:
-        unlike = _why_not_paired(of_a, of_b)
+        text = evaluated_on(runs_a[0], metric)
+        unlike = _why_not_paired(runs_a[0], runs_b[0])
         if unlike is None and len(common) >= MINIMUM_SEEDS:
             design = "paired"
             seeds_a = seeds_b = common
@@ -69,56 +87,55 @@ def pairing(records: Records, name: str | None, a: str, b: str, metric: str) -> 
         degenerate = _why_degenerate(kept_a, kept_b, design)
         if degenerate is not None:
             design, reason = "none", degenerate
-    contrast = None
+    tests = None
     if design == "paired":
-        contrast = paired(kept_a, kept_b)
+        differences = np.subtract(kept_a, kept_b)
+        tests = Tests(paired(kept_a, kept_b), wilcoxon(differences))
     elif design == "unpaired":
-        contrast = welch(kept_a, kept_b)
+        tests = Tests(welch(kept_a, kept_b), mann_whitney(kept_a, kept_b))
     return Pairing(
         name=name,
         a=a,
         b=b,
         design=design,
         reason=reason,
+        text=text,
         seeds=(seeds_a, seeds_b),
         left_out=left_out,
         values=(kept_a, kept_b),
-        contrast=contrast,
+        tests=tests,
         caveats=caveats,
     )
 
 
-def _by_seed(records: Sequence[Record], metric: str) -> dict[int, Record]:
-    return {r.seed: r for r in records if r.loss(metric, "nats") is not None}
+def _losses(runs: Sequence[Record], metric: str) -> dict[int, float]:
+    found = {run.seed: run.loss(metric, "nats") for run in runs}
+    return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _values(records: dict[int, Record], metric: str) -> dict[int, float]:
-    losses = {seed: record.loss(metric, "nats") for seed, record in records.items()}
-    return {seed: loss for seed, loss in losses.items() if loss is not None}
+def evaluated_on(run: Record, metric: str) -> tuple[Any, ...]:
+    """Tokenizer, vocabulary and text: what must agree for losses per token to compare."""
+    data = run.section("data")
+    return data.get("tokenizer"), data.get("vocab_size"), _digest(run, metric)
 
 
-def _why_not_comparable(
-    of_a: dict[int, Record], of_b: dict[int, Record], a: str, b: str, metric: str
-) -> str | None:
+def _why_not_comparable(a: Record, b: Record, metric: str) -> str | None:
     """Losses per token compare only on the same text cut into the same tokens."""
-    for label, runs in ((a, of_a), (b, of_b)):
-        if not runs:
-            return f"{label} has no finished run with a finite {metric} loss"
-    data_a, data_b = _data(of_a), _data(of_b)
-    tokens = ("tokenizer", "vocab_size")
-    if [data_a.get(key) for key in tokens] != [data_b.get(key) for key in tokens]:
-        return f"{a} and {b} use different tokenizers: nats per token do not compare"
-    if _digest(data_a, metric) != _digest(data_b, metric):
-        return f"{a} and {b} were evaluated on different {metric} data"
+    *tokens_a, text_a = evaluated_on(a, metric)
+    *tokens_b, text_b = evaluated_on(b, metric)
+    if tokens_a != tokens_b:
+        return f"{a.label} and {b.label} use different tokenizers: nats per token do not compare"
+    if text_a != text_b:
+        return f"{a.label} and {b.label} were evaluated on different {metric} data"
     return None
 
 
-def _why_not_paired(of_a: dict[int, Record], of_b: dict[int, Record]) -> str | None:
+def _why_not_paired(a: Record, b: Record) -> str | None:
     """The same seed means the same batches only if data, batch size and context agree."""
-    if _digest(_data(of_a), "train") != _digest(_data(of_b), "train"):
+    if _digest(a, "train") != _digest(b, "train"):
         return "trained on different data: a seed does not mean the same batches"
     shape = ("batch_size", "context")
-    trained_a, trained_b = (next(iter(o.values())).section("training") for o in (of_a, of_b))
+    trained_a, trained_b = a.section("training"), b.section("training")
     if [trained_a.get(key) for key in shape] != [trained_b.get(key) for key in shape]:
         return "batch size or context differ: a seed does not mean the same batches"
     return None
@@ -170,12 +187,9 @@ def mean_budget(records: Sequence[Record]) -> dict[str, Any]:
     return means
 
 
-def _data(runs: dict[int, Record]) -> Any:
-    return next(iter(runs.values())).section("data")
-
-
-def _digest(data: Any, split: str) -> Any:
+def _digest(run: Record, split: str) -> Any:
     """What identifies the text of a split; the whole corpus where splits carry no digest."""
+    data = run.section("data")
     own = ((data.get("splits") or {}).get(split) or {}).get("sha256")
     return own or data.get("sha256")
 

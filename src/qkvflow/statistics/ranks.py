@@ -3,6 +3,10 @@
 The null distribution of a sum of ranks is built by adding one observation at a time. Midranks are
 multiples of one half, so twice a rank is a whole number and sums index an array. No tables, no
 normal approximation, and ties need no correction: the distribution is that of the ranks seen.
+
+SciPy's tests are not exact where there are ties: `method="exact"` then takes the distribution of
+untied ranks, the automatic choice a normal approximation (Mann-Whitney always, Wilcoxon from 14
+differences on), and a permutation test goes through every arrangement.
 """
 
 from collections.abc import Sequence
@@ -22,15 +26,13 @@ class RankTest:
     smallest_p: float
 
 
-def wilcoxon(differences: ArrayLike) -> RankTest | None:
+def wilcoxon(differences: ArrayLike) -> RankTest:
     """Wilcoxon's signed-rank test: under the null each rank is positive with probability 1/2.
 
-    Zero differences are left out; None if nothing is left.
+    Zero differences are left out; if nothing is left, p is 1.
     """
     differences = np.asarray(differences, dtype=float)
     differences = differences[differences != 0]
-    if differences.size == 0:
-        return None
     ranks = stats.rankdata(np.abs(differences))
     doubled = np.rint(2 * ranks).astype(int)
     null = np.ones(1)

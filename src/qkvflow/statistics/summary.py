@@ -1,12 +1,13 @@
 """Each model by itself: `statistics_summary.json`."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from qkvflow.records import Record, Records
-from qkvflow.statistics.intervals import bca_interval, t_interval
+from qkvflow.statistics.intervals import bca_limits, mean_interval, t_limits
 from qkvflow.statistics.pairing import mean_budget
 
 LEVEL = 0.95
@@ -62,14 +63,14 @@ def _metric(
     if n < 2:
         reason = "no finished run has this value" if n == 0 else "one seed has no spread"
     # A fresh generator for each metric: an interval does not depend on what else is summarised.
-    generator = np.random.default_rng(seed)
+    bootstrap = partial(bca_limits, resamples=resamples, generator=np.random.default_rng(seed))
     return {
         "n": n,
         "mean": float(values.mean()) if n else None,
         "sd": sd,
         "standard_error": None if sd is None else sd / n**0.5,
-        "t_interval": t_interval(values, LEVEL),
-        "bca_interval": bca_interval(values, LEVEL, resamples=resamples, generator=generator),
+        "t_interval": mean_interval(values, LEVEL, t_limits),
+        "bca_interval": mean_interval(values, LEVEL, bootstrap),
         "values": [{"seed": s, "value": value} for s, value in pairs if value is not None],
         "missing": [
             {"seed": s, "reason": f"{split} {unit} is absent, not finite or above {LARGEST:g}"}

@@ -1,53 +1,66 @@
 """Verdicts in words, derived from tests only (`docs/statistics.md` has the precedence)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from qkvflow.statistics.pairing import Pairing
 
 
+@dataclass(frozen=True)
+class Rules:
+    """Level of the tests, equivalence margin in nats, power of the detectable difference."""
+
+    alpha: float
+    margin: float
+    power: float
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """The p-values of a pair after Holm's correction over `size` pairs."""
+
+    size: int
+    difference: float
+    rank: float
+    equivalence: float
+
+
 def verdict(
-    pair: Pairing,
-    *,
-    p_difference: float | None,
-    p_equivalence: float | None,
-    detectable: float | None,
-    size: int,
-    alpha: float,
-    margin: float,
-    power: float,
+    pair: Pairing, ps: Corrected | None, rules: Rules, *, detectable: float | None
 ) -> dict[str, Any]:
-    """The verdict of a against b; both p-values are Holm-corrected over `size` pairs."""
-    if pair.contrast is None or p_difference is None or p_equivalence is None:
+    """The verdict of a against b."""
+    if pair.tests is None or ps is None:
         sentence = f"{pair.a} and {pair.b} cannot be tested: {pair.reason}."
         return _verdict("not-testable", None, None, sentence, pair)
-    estimate = float(pair.contrast.estimate)
-    within = p_equivalence <= alpha
+    contrast, alpha, margin = pair.tests.contrast, rules.alpha, rules.margin
+    estimate = float(contrast.estimate)
+    within = ps.equivalence <= alpha
     seeds = _design(pair)
-    corrected = f" after Holm over {size} pairs" if size > 1 else ""
-    if p_difference <= alpha and estimate != 0:
+    corrected = f" after Holm over {ps.size} pairs" if ps.size > 1 else ""
+    if ps.difference <= alpha and estimate != 0:
         kind, better = ("better", pair.a) if estimate < 0 else ("worse", pair.b)
-        ends = sorted(abs(float(end)) for end in pair.contrast.limits(1 - alpha))
+        ends = sorted(abs(float(end)) for end in contrast.limits(1 - alpha))
         small = f"; even so the two are equivalent within {margin:g} nats" if within else ""
         sentence = (
             f"{pair.a} is {kind} than {pair.b} by {nats(abs(estimate))} nats per token"
             f" ({percent(1 - alpha)} interval {nats(ends[0])} to {nats(ends[1])},"
-            f" {p_value(p_difference)}{corrected}, {seeds}){small}."
+            f" {p_value(ps.difference)}{corrected}, {seeds}){small}."
         )
         return _verdict(kind, better, within, sentence, pair)
     if within:
-        low, high = (float(end) for end in pair.contrast.limits(1 - 2 * alpha))
+        low, high = (float(end) for end in contrast.limits(1 - 2 * alpha))
         sentence = (
             f"{pair.a} and {pair.b} are equivalent within {margin:g} nats per token"
             f" ({percent(1 - 2 * alpha)} interval of the difference {nats(low)} to {nats(high)},"
-            f" {p_value(p_equivalence)}{corrected}, {seeds})."
+            f" {p_value(ps.equivalence)}{corrected}, {seeds})."
         )
         return _verdict("equivalent", None, True, sentence, pair)
     could = f"{nats(detectable)} nats" if detectable is not None else "unknown size"
     sentence = (
         f"No evidence of a difference between {pair.a} and {pair.b}"
-        f" (difference {nats(estimate)} nats per token, {p_value(p_difference)}{corrected},"
+        f" (difference {nats(estimate)} nats per token, {p_value(ps.difference)}{corrected},"
         f" {seeds}); a difference of {could} would have been detected with"
-        f" {percent(power)} power."
+        f" {percent(rules.power)} power."
     )
     return _verdict("no-evidence", None, False, sentence, pair)
 

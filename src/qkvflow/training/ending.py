@@ -8,6 +8,7 @@ import numpy as np
 
 from qkvflow.distributed import hosts
 from qkvflow.evaluation.sweep import evaluate_depths
+from qkvflow.files import to_json, write_whole
 from qkvflow.runs import rundir
 from qkvflow.runs.depths import parse_depths
 from qkvflow.runs.record import make_record, now
@@ -86,7 +87,7 @@ def _record(
 def _write(loop: Loop, record: dict[str, Any]) -> None:
     if hosts.is_rank0():
         with rundir.writing(loop.directory):
-            rundir.write_whole(loop.directory / rundir.RECORD, rundir.to_json(record, 1) + "\n")
+            write_whole(loop.directory / rundir.RECORD, to_json(record, 1) + "\n")
 
 
 def _train_loss(directory: Path, steps: int) -> float | None:

@@ -13,6 +13,7 @@ from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import Layout, check_batch, hosts, make_layout
 from qkvflow.errors import UserError
+from qkvflow.files import write_whole
 from qkvflow.lm import LanguageModel, abstract
 from qkvflow.runs import rundir
 from qkvflow.runs.checkpoint import Checkpoints
@@ -66,7 +67,7 @@ def train(
             stack.enter_context(rundir.locked(directory))
             with rundir.writing(directory, resumable=False):
                 encoded.tokenizer.save(directory)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+                write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.on_rank0(begin)
         record = _run(program, directory, encoded, reporter or SilentReporter(), [], start)
@@ -109,7 +110,7 @@ def resume(
         def begin() -> None:
             with rundir.writing(directory):
                 encoded.tokenizer.save(directory)
-                rundir.write_whole(directory / rundir.CONFIG, write_yaml(config))
+                write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.on_rank0(begin)
         record = _run(program, directory, encoded, reporter or SilentReporter(), notes)

@@ -9,8 +9,9 @@ import numpy as np
 
 from qkvflow.analysis.base import Analysis, Subject, to_arrays
 from qkvflow.errors import UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.lm import LanguageModel
-from qkvflow.runs.rundir import to_json, write_whole, writing
+from qkvflow.runs.rundir import writing
 from qkvflow.zoo.plugins import load_installed
 from qkvflow.zoo.registry import ANALYSES
 

@@ -9,6 +9,7 @@ from typing import Any
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
 from qkvflow.evaluation import evaluate
+from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import Adaptation, adapted_model
 from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
 from qkvflow.finetune.run import FINDINGS, REQUEST
@@ -55,7 +56,7 @@ def _write(
         return
     findings = _findings(base, request["base"], tuned, adaptation, note)
     with rundir.writing(directory):
-        rundir.write_whole(directory / FINDINGS, rundir.to_json(findings, 1) + "\n")
+        write_whole(directory / FINDINGS, to_json(findings, 1) + "\n")
 
 
 def _findings(

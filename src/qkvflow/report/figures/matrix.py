@@ -32,7 +32,7 @@ def significance(report: Report) -> Figure:
     family = report.tests["all_pairs"]
     figure.supxlabel(
         "below the diagonal: row minus column in nats per token, and p after Holm's correction over"
-        f"\n{family['size']} pairs; above: Hedges' g; bold: p ≤ {family['alpha']:g}",
+        f"\n{report.corrected_for}; above: Hedges' g; bold: p ≤ {family['alpha']:g}",
         fontsize=7,
         color=SOFT,
     )

@@ -209,7 +209,7 @@ def _rules(report: Report) -> dict[str, str]:
         "Seeds": ", ".join(map(str, seeds)) or "none",
         "Selection": "checkpoints by validation loss; the test split is read once, at the"
         " selected checkpoint",
-        "Tests": f"{family['primary_test']}; {family['size']} pairs, alpha {family['alpha']:g},"
+        "Tests": f"{family['primary_test']}; {report.corrected_for}, alpha {family['alpha']:g},"
         f" equivalence margin {family['margin']:g} nats per token",
     }
     budgets = dict.fromkeys(

@@ -217,6 +217,8 @@ def _matrix(report: Report, number: int) -> Raw | None:
         )
         body.append(tag("tr", name, cells))
     family = report.tests["all_pairs"]
+    names = {model.label for model in models}
+    size = sum(group["size"] for group in family["groups"] if names & set(group["labels"]))
     key = [
         tag("span", text, class_=f"key {kind}")
         for kind, text in (
@@ -239,7 +241,7 @@ def _matrix(report: Report, number: int) -> Raw | None:
         tag(
             "figcaption",
             "Below the diagonal: difference in nats per token, row minus column, and p of the"
-            f" t-test after Holm's correction over {family['size']} pairs. Above: Hedges' g. Bold:"
+            f" t-test after Holm's correction over {size} pairs. Above: Hedges' g. Bold:"
             f" p ≤ {family['alpha']:g}.",
         ),
         id=f"figure-significance-{number}",
