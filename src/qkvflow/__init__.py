@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from qkvflow.lm import LanguageModel, build, count_flops, count_parameters, loss
     from qkvflow.runs.load import load
     from qkvflow.zoo import ModelConfig, names, register
+    from qkvflow.zoo.plugins import load_plugins
 
 _HOMES = {
     "LanguageModel": "qkvflow.lm",
     "count_flops": "qkvflow.lm",
     "count_parameters": "qkvflow.lm",
     "load": "qkvflow.runs.load",
+    "load_plugins": "qkvflow.zoo.plugins",
     "loss": "qkvflow.lm",
     "ModelConfig": "qkvflow.zoo",
     "build": "qkvflow.lm",
@@ -41,6 +43,7 @@ __all__ = [
     "count_flops",
     "count_parameters",
     "load",
+    "load_plugins",
     "loss",
     "names",
     "register",

@@ -104,13 +104,12 @@ def _run_verb(verb: str, argv: list[str]) -> int:
 
 def _add_plugin_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("plugins")
-    if not any("--plugin" in action.option_strings for action in parser._actions):
-        group.add_argument(
-            "--plugin",
-            action="append",
-            metavar="FILE.py",
-            help="a file that registers members of your own; may be given several times",
-        )
+    group.add_argument(
+        "--plugin",
+        action="append",
+        metavar="FILE.py",
+        help="a file that registers members of your own; may be given several times",
+    )
     group.add_argument(
         "--allow-changed-plugin",
         action="store_true",

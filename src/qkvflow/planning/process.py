@@ -17,7 +17,7 @@ from qkvflow.planning.accelerators import USABLE, UTILISATION, accelerator
 from qkvflow.planning.estimate import MAX_DEVICES, check_changes, on_accelerators
 from qkvflow.planning.program import CompiledStep, compile_step
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.zoo.plugins import load_plugins, plugin_paths
+from qkvflow.zoo.plugins import plugin_setup, take_setup
 
 
 def estimate_run(
@@ -40,7 +40,7 @@ def estimate_run(
         "mesh": dataclasses.asdict(mesh),
         "device": device,
         "utilisation": utilisation,
-        "plugins": [str(path) for path in plugin_paths()],
+        "plugins": plugin_setup(),
     }
     count = max(mesh.size, MAX_DEVICES if device else 1)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
@@ -60,7 +60,7 @@ def estimate_run(
 
 def make_estimate(job: dict[str, Any]) -> dict[str, Any]:
     """The plan, in a process that has the devices."""
-    load_plugins(job["plugins"])
+    take_setup(job["plugins"])
     config, mesh = make_config(job["config"]), MeshShape(**job["mesh"])
     vocab_size, device = job["vocab_size"], job["device"]
 

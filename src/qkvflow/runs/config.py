@@ -43,7 +43,11 @@ class DataConfig:
         "stdlib", "The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."
     )
     dir: str | None = option(None, "A local copy of a Hugging Face dataset.")
-    tokenizer: str = option("byte", "byte, char, bpe:N, or the path of a tokenizer.json.")
+    tokenizer: str = option(
+        "byte",
+        "The tokenizer: the path of a tokenizer.json, or NAME[:ARGUMENT] such as bpe:4096, of",
+        registry.TOKENIZERS,
+    )
     seed: int = option(
         0, "Seed of synthetic sources whose specification gives none (not of the batches)."
     )
