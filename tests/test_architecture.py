@@ -35,7 +35,8 @@ ROWS = (
     ("schemes",),
     ("blocks",),
     ("zoo",),
-    ("allocator", "compilation", "files", "limits", "paths", "threads"),
+    ("allocator", "compilation", "files", "limits", "threads"),
+    ("paths",),
     ("errors",),
 )
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}
