@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import qkvflow
 from qkvflow.fields import AbstractField
-from qkvflow.lm.assembly import FIELDS
+from qkvflow.zoo import FIELDS
 
 
 class TwoEnds(AbstractField):
@@ -35,12 +35,12 @@ class TwoEnds(AbstractField):
         return jax.vmap(self.at)(jnp.asarray(ts, jnp.float32))
 
 
-def init_two_ends(make_block: Any, config: Any, key: Any) -> TwoEnds:
+@FIELDS.register("two-ends")
+def make_two_ends(make_block: Any, config: qkvflow.ModelConfig, key: Any) -> TwoEnds:
     """`make_block(key)` gives a block with fresh weights; `config` is the model's configuration."""
     first, last = jax.random.split(key)
     return TwoEnds(make_block(first), make_block(last))
 
 
-FIELDS["two-ends"] = init_two_ends
 # A model is what it changes of the defaults; every option of a model can be given here.
 qkvflow.register("my-field", field="two-ends")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array
 
 from qkvflow.lm import LanguageModel, build_config
-from qkvflow.zoo import FIELDS, MIXERS, SCHEMES, ModelConfig
+from qkvflow.zoo import FIELDS, MIXERS, SCHEMES, ModelConfig, Registry
 
 VOCAB, SEQ = 17, 9
 TINY: dict[str, Any] = {
@@ -32,8 +32,27 @@ TINY: dict[str, Any] = {
 }
 LLAMA: dict[str, Any] = {"norm": "rmsnorm", "bias": False, "positions": "rope", "tied": False}
 
+
+def _ordered(registry: Registry, *first: str) -> list[str]:
+    """All members, these first: which cases meet in a test follows from the order."""
+    return sorted(registry, key=lambda name: first.index(name) if name in first else len(first))
+
+
 FIELD_CASES: dict[str, dict[str, Any]] = {
-    **{name: {"field": name} for name in FIELDS},
+    **{
+        name: {"field": name}
+        for name in _ordered(
+            FIELDS,
+            "per-layer",
+            "shared",
+            "gated",
+            "gated-generated",
+            "hypernet",
+            "per-layer-hypernet",
+            "low-rank",
+            "basis",
+        )
+    },
     "frozen-time": {"field": "gated", "frozen_time": 0.4},
 }
 _BLOCKS: dict[str, dict[str, Any]] = {
@@ -54,7 +73,10 @@ _SCHEMES: dict[str, dict[str, Any]] = {
     "adaptive": {"tolerance": 1e-5},
 }
 SCHEME_CASES: dict[str, dict[str, Any]] = {
-    name: {"scheme": name, **_SCHEMES.get(name, {})} for name in SCHEMES
+    name: {"scheme": name, **_SCHEMES.get(name, {})}
+    for name in _ordered(
+        SCHEMES, "residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive"
+    )
 }
 
 

@@ -23,10 +23,9 @@ from qkvflow.errors import UserError
 from qkvflow.lm.assembly import abstract_model, init_block
 from qkvflow.runs.config import OptimConfig
 from qkvflow.schemes.parts.grid import grid
-from qkvflow.training import init_state
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import Hyper
+from qkvflow.training.step import Hyper, init_state
 from qkvflow.zoo import OPTIMISERS, configure, entry, names
 
 CUBE = AbstractMesh((2, 2, 2), AXES)

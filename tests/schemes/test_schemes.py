@@ -130,6 +130,10 @@ def non_autonomous() -> tuple[AbstractField, np.ndarray, np.ndarray]:
     return Swelling(linear_block(a, 0.5 * a)), x, x @ scipy.linalg.expm(1.5 * whole * a)
 
 
+def test_every_scheme_is_measured():
+    assert {type(make_scheme(name)) for name in SCHEMES} <= {*ORDERS, Adaptive}
+
+
 FLOWS: dict[str, Callable[[], tuple[AbstractField, np.ndarray, np.ndarray]]] = {
     "autonomous": autonomous,
     "non-autonomous": non_autonomous,
