@@ -22,9 +22,7 @@ from qkvflow.errors import UserError
 from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import OPTIMISERS, make_config
 from qkvflow.schemes.grid import grid
-from qkvflow.training import init_state
-from qkvflow.training.optim import optimiser
-from qkvflow.training.schedule import make_schedule
+from qkvflow.training import make_program
 from qkvflow.zoo.entries import ZOO
 
 CUBE = AbstractMesh((2, 2, 2), AXES)
@@ -84,7 +82,7 @@ def by_path(tree: Any) -> dict[str, Any]:
 def test_a_device_has_its_share_of_every_model(name: str):
     """Of a cube of devices, each has a quarter of the matrices: `data` holds copies. The smallest
     models have a fifth of their parameters in vectors and time embeddings, which stay whole."""
-    params, _ = abstract_model(make_config({"model": {"name": name}}), 256)
+    params, _ = abstract_model(make_config({"model": {"name": name}}).model.config, 256)
     divided = shardings(params, CUBE)
     whole = sum(leaf.size for leaf in jax.tree.leaves(params))
     own = sum(
@@ -96,7 +94,7 @@ def test_a_device_has_its_share_of_every_model(name: str):
 
 def test_a_generator_is_divided_as_what_it_generates():
     config = make_config({"model": {"name": "tong"}})
-    model = eqx.combine(*abstract_model(config, 256))
+    model = eqx.combine(*abstract_model(config.model.config, 256))
     stack = eqx.filter_eval_shape(lambda field: field.stack(grid(6)), model.field)
     made = by_path(shardings(stack, CUBE))
     generators = by_path(shardings(model.field, CUBE))
@@ -113,9 +111,8 @@ def test_a_generator_is_divided_as_what_it_generates():
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_an_optimiser_keeps_its_state_beside_the_parameters(name: str):
     config = make_config({"model": {"name": "standard"}, "optim": {"name": name}})
-    rule = optimiser(config.optim, make_schedule(config.optim, 10))
-    params = abstract_model(config, 256)[0]
-    state = jax.eval_shape(lambda params: init_state(params, rule), params)
+    program = make_program(config, 256)
+    params, state = program.params, program.state
     divided = by_path(shardings(state, CUBE))
     shapes = by_path(state)
     of_params = {path.removeprefix(".params"): each.spec for path, each in divided.items()}
@@ -131,7 +128,7 @@ def test_an_optimiser_keeps_its_state_beside_the_parameters(name: str):
 def test_a_mesh_of_one_device_changes_nothing():
     layout = make_layout("data=1")
     config = make_config({"model": {"name": "standard"}})
-    model = eqx.combine(*abstract_model(config, 256))
+    model = eqx.combine(*abstract_model(config.model.config, 256))
     assert layout.shard_model(model) is model
     assert make_mesh(MeshShape()).size == 1
     with pytest.raises(UserError, match="tensor=3 does not divide this model's 4 heads"):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from models import TINY, VOCAB, full_logits, prompt_of, tiny
+from sharp_models import TINY, VOCAB, full_logits, prompt_of, tiny
 from scipy.special import log_softmax
 
 with warnings.catch_warnings():

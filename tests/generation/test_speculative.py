@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import full_logits, prompt_of, tiny
+from sharp_models import full_logits, prompt_of, tiny
 from scipy import stats
 
 from qkvflow.errors import UserError

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,11 +12,18 @@ import numpy as np
 import optax
 import pytest
 
-from qkvflow.lm import abstract
+from qkvflow.lm import abstract, build_config
 from qkvflow.runs.config import OPTIMISERS, OptimConfig, RunConfig
 from qkvflow.training.optim import evaluation_params, matrices, optimiser
 from qkvflow.training.schedule import make_schedule
+from qkvflow.training.step import Hyper, model_key, split_model
 from qkvflow.zoo import configure, entry, names
+
+
+def schedule_of(optim: OptimConfig, steps: int) -> Callable[[Any], Any]:
+    """The learning rate of every update of a run."""
+    numbers = np.int32(0), np.float32(optim.lr), np.int32(optim.warmup), np.int32(steps)
+    return partial(make_schedule(optim), Hyper(*numbers))
 
 
 def nanogpt(step: int, optim: OptimConfig, steps: int) -> float:
@@ -28,7 +37,7 @@ def nanogpt(step: int, optim: OptimConfig, steps: int) -> float:
 
 def test_cosine_is_nanogpts():
     optim = OptimConfig(lr=1e-3, warmup=100, min_lr_ratio=0.1)
-    schedule = make_schedule(optim, 2000)
+    schedule = schedule_of(optim, 2000)
     for step in (0, 1, 50, 99, 100, 101, 1000, 1999):
         assert float(schedule(step)) == pytest.approx(nanogpt(step, optim, 2000), rel=1e-5)
 
@@ -42,13 +51,13 @@ def test_cosine_is_nanogpts():
     ],
 )
 def test_other_shapes(kind: str, expected: list[float]):
-    schedule = make_schedule(OptimConfig(lr=1.0, schedule=kind, warmup=2), 102)
+    schedule = schedule_of(OptimConfig(lr=1.0, schedule=kind, warmup=2), 102)
     found = [float(schedule(step)) for step in (0, 1, 2, 52, 102)]
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_wsd_decays_over_its_last_share():
-    schedule = make_schedule(OptimConfig(lr=1.0, schedule="wsd", warmup=0, min_lr_ratio=0.0), 100)
+    schedule = schedule_of(OptimConfig(lr=1.0, schedule="wsd", warmup=0, min_lr_ratio=0.0), 100)
     found = [float(schedule(step)) for step in (79, 80, 90, 100)]
     np.testing.assert_allclose(found, [1.0, 1.0, 0.5, 0.0], atol=1e-5)
 
@@ -88,16 +97,13 @@ def test_a_stack_of_learned_time_frequencies_is_not_a_matrix():
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_lowers_a_loss(name: str, tiny: Callable[..., RunConfig]):
-    from qkvflow.lm import build_config
-    from qkvflow.training.step import model_key, split_model
-
     lr = {"sgd": 0.5, "lion": 1e-3}.get(name, 1e-2)
     config = tiny(
         model={"num_steps": 1}, optim={"name": name, "lr": lr, "warmup": 1, "schedule": "constant"}
     )
     model = build_config(config.model.config, vocab_size=7, key=model_key(0))
     params, static = split_model(model)
-    rule = optimiser(config.optim, make_schedule(config.optim, 20))
+    rule = optimiser(config.optim, schedule_of(config.optim, 20))
     tokens = jnp.arange(32).reshape(2, 16) % 7
 
     def objective(params):

@@ -1,5 +1,7 @@
-"""A small text and a configuration that trains on it in seconds."""
+"""Fixtures of several folders: a small text, a configuration that trains on it in seconds, and the
+texts that published numbers were measured on."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,3 +44,13 @@ def tiny(text: Path) -> Callable[..., RunConfig]:
         return make_config(base, changes)
 
     return make
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """`$QKVFLOW_TEST_DATA`, or `../shared/data` beside the repository."""
+    beside = Path(__file__).parents[2] / "shared" / "data"
+    path = Path(os.environ.get("QKVFLOW_TEST_DATA", beside))
+    if not path.is_dir():
+        pytest.skip("no test data: set QKVFLOW_TEST_DATA to a directory with tinyshakespeare")
+    return path
