@@ -2,14 +2,17 @@
 texts that published numbers were measured on."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from processes import fake_sample
 
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.training import loop, train
 
 
 @pytest.fixture(scope="session")
@@ -37,6 +40,7 @@ def tiny(text: Path) -> Callable[..., RunConfig]:
                 "eval_every": 20,
                 "eval_tokens": 512,
                 "log_every": 4,
+                "samples": "none",
             },
             "optim": {"warmup": 5, "lr": 0.003},
             "checkpoint": {"every": 10},
@@ -44,6 +48,26 @@ def tiny(text: Path) -> Callable[..., RunConfig]:
         return make_config(base, changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(tiny: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `tiny()` with samples that has ended: to be looked at or copied, not changed."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "sample_text", fake_sample)
+        train(tiny(train={"samples": "evaluations"}), directory)
+    return directory
+
+
+@pytest.fixture
+def unfinished(finished: Path, tmp_path: Path) -> Path:
+    """The same run as if it had been killed after step 30."""
+    directory = tmp_path / "unfinished"
+    shutil.copytree(finished, directory)
+    (directory / "record.json").unlink()
+    shutil.rmtree(directory / "checkpoints" / "40")
+    return directory
 
 
 @pytest.fixture

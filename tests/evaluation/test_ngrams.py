@@ -91,7 +91,11 @@ def test_fewer_tokens_than_the_order():
 
 
 def test_a_record_has_what_the_report_reads():
-    parts = {"train": b"the cat sat.\nOn the mat\n" * 20, "validation": b"the mat sat\n", "test": b""}
+    parts = {
+        "train": b"the cat sat.\nOn the mat\n" * 20,
+        "validation": b"the mat sat\n",
+        "test": b"",
+    }
     corpus = Corpus("memory", *(StoredSplit.of(name, [text]) for name, text in parts.items()))
     encoded = encode_corpus(corpus, get_tokenizer("byte", corpus))
     losses = ngram_losses(encoded, max_order=3)

@@ -1,4 +1,4 @@
-"""The step: the same bits however it is cut, one program for many runs, and against a plain loop."""
+"""The step: the same bits however it is cut, one program for many runs, and a plain loop."""
 
 import os
 from collections.abc import Callable
