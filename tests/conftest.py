@@ -46,6 +46,8 @@ install_import_hook("qkvflow", "beartype.beartype")
 
 from qkvflow.paths import cache_dir  # noqa: E402
 
+pytest_plugins = ["tiny_runs"]
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(cache_dir("xla-tests")))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

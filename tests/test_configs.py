@@ -8,7 +8,7 @@ import pytest
 
 from qkvflow.distributed.mesh import MeshShape
 from qkvflow.lm import abstract, count_parameters
-from qkvflow.planning.program import Program, compile_step
+from qkvflow.planning.program import CompiledStep, compile_step
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.config_files import load_config
 
@@ -46,7 +46,7 @@ def test_published_settings_are_read_and_built(path: Path):
 
 
 @cache
-def planned(config: RunConfig, vocab_size: int) -> Program:
+def planned(config: RunConfig, vocab_size: int) -> CompiledStep:
     return compile_step(config, vocab_size=vocab_size, mesh=MeshShape())
 
 

@@ -15,12 +15,8 @@ import numpy as np
 
 from qkvflow import threads
 from qkvflow.distributed import make_layout
-from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import make_config
-from qkvflow.training import init_state, make_multi_step
-from qkvflow.training.optim import optimiser
-from qkvflow.training.run import initial_params
-from qkvflow.training.schedule import make_schedule
+from qkvflow.training import make_program
 
 MODELS = ("standard", "tong", "time-indexed-mlp", "time-indexed-ssm", "mamba")
 STEPS, BATCH, VOCAB = 50, 8, 18
@@ -37,31 +33,27 @@ SHAPE: dict[str, Any] = {
 
 
 def run(name: str, mesh: str) -> dict[str, Any]:
-    config = make_config({"model": {"name": name, **SHAPE}, "optim": {"warmup": 10}})
-    layout = make_layout(mesh)
-    schedule = make_schedule(config.optim, STEPS)
-    rule = optimiser(config.optim, schedule)
-    params, static = abstract_model(config, VOCAB)
-    layout.check(params, BATCH, num_heads=SHAPE["num_heads"])
-    fresh = initial_params(config, VOCAB)
-    divided = layout.shardings(jax.eval_shape(lambda p: init_state(p, rule), params))
-    state = jax.jit(lambda s: init_state(fresh(s), rule), out_shardings=divided)(np.int32(0))
-    chunk = make_multi_step(
-        static,
-        rule,
-        schedule,
-        max_steps=STEPS,
-        batch_size=BATCH,
-        context=SHAPE["context"],
-        # One of them in parts, which have to be divided over devices as well.
-        grad_accum=2 if name == "time-indexed-mlp" else 1,
-        constrain=layout.shard_batch,
-        arrange=layout.shard_model,
+    # One of them in parts, which have to be divided over devices as well.
+    parts = 2 if name == "time-indexed-mlp" else 1
+    config = make_config(
+        {
+            "model": {"name": name, **SHAPE},
+            "optim": {"warmup": 10},
+            "train": {"steps": STEPS, "batch_size": BATCH, "grad_accum": parts},
+        }
     )
+    layout = make_layout(mesh)
+    program = make_program(config, VOCAB, layout)
+    layout.check(program.params, BATCH, num_heads=SHAPE["num_heads"])
+    state = program.init()
     tokens = np.random.default_rng(1).integers(0, VOCAB, 2000).astype(np.uint8)
-    arguments = [layout.replicate(each) for each in (np.int32(0), tokens, np.int32(STEPS))]
-    program = jax.jit(chunk, donate_argnums=0, out_shardings=(divided, layout.replicated))
-    compiled = program.lower(state, *arguments).compile()
+    arguments = jax.tree.map(layout.replicate, (program.hyper(), tokens, np.int32(STEPS)))
+    jitted = jax.jit(
+        program.multi_step(STEPS, on_device=True),
+        donate_argnums=0,
+        out_shardings=(layout.shardings(state), layout.replicated),
+    )
+    compiled = jitted.lower(state, *arguments).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
     assert text is not None

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from models import TINY, VOCAB, full_logits, prompt_of, tiny
 from scipy.special import log_softmax
+from sharp_models import TINY, VOCAB, full_logits, prompt_of, tiny
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # What the harness's own imports have to say.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +10,10 @@ import pytest
 from qkvflow.data import TokenArray
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import evaluate, evaluation_groups, make_group_losses, summarise
-from qkvflow.lm import LanguageModel, token_losses
-from qkvflow.lm.assembly import abstract_model
+from qkvflow.lm import LanguageModel, build_config, token_losses
 from qkvflow.runs.config import RunConfig
 from qkvflow.schemes import make_scheme
-from qkvflow.training.run import initial_params
-from qkvflow.training.step import split_model
+from qkvflow.training import model_key, split_model
 
 VOCAB = 13
 
@@ -29,8 +26,7 @@ def split_of(num_tokens: int) -> TokenArray:
 @pytest.fixture(scope="module")
 def model(tiny: Callable[..., RunConfig]) -> LanguageModel:
     config = tiny(model={"name": "hybrid", "num_steps": 3})
-    static = abstract_model(config, VOCAB)[1]
-    return eqx.combine(jax.jit(initial_params(config, VOCAB))(0), static)
+    return build_config(config.model.config, vocab_size=VOCAB, key=model_key(0))
 
 
 def plain(model: LanguageModel, tokens: np.ndarray, context: int) -> list[np.ndarray]:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkvflow.data import Corpus, EncodedCorpus, encode_corpus, get_tokenizer, load_corpus, ngrams
+from qkvflow.data import Corpus, EncodedCorpus, encode_corpus, get_tokenizer, load_corpus
+from qkvflow.data.split import StoredSplit
 from qkvflow.errors import UserError
+from qkvflow.evaluation import ngrams
 from qkvflow.evaluation.ngrams import SMOOTHINGS, NgramModel, mean_losses, ngram_losses
 
 
@@ -88,8 +90,14 @@ def test_fewer_tokens_than_the_order():
             assert np.isfinite(model.log_probabilities(np.asarray(held))).all()
 
 
-def test_a_record_has_what_the_report_reads(tiny: Corpus):
-    encoded = encode_corpus(tiny, get_tokenizer("byte", tiny))
+def test_a_record_has_what_the_report_reads():
+    parts = {
+        "train": b"the cat sat.\nOn the mat\n" * 20,
+        "validation": b"the mat sat\n",
+        "test": b"",
+    }
+    corpus = Corpus("memory", *(StoredSplit.of(name, [text]) for name, text in parts.items()))
+    encoded = encode_corpus(corpus, get_tokenizer("byte", corpus))
     losses = ngram_losses(encoded, max_order=3)
     assert [row["order"] for row in losses] == [1, 2, 3]
     assert all(set(row) == {"order", "smoothing", "validation", "test"} for row in losses)

@@ -183,7 +183,7 @@ def test_mistakes():
     with pytest.raises(UserError, match="adapters are patterns"):
         adapted(base_of("shared"), Adaptation("lora", adapter="qkv:deep"))
     with pytest.raises(UserError, match="needs a model with adapters"):
-        make_config({"train": {"only": "adapters"}})
+        make_config({"train": {"trainable": "adapters"}})
     assert set(matrices_of(base_of("shared").model.field)) == {
         f"branches.{i}.mixer.{name}.weight"
         for i, name in ((0, "qkv"), (0, "out"), (1, "up"), (1, "down"))

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import VOCAB, prompt_of, tiny
+from sharp_models import VOCAB, prompt_of, tiny
 
 from qkvflow.blocks.base import Rows
 from qkvflow.errors import UserError

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import TINY, VOCAB, prompt_of, tiny
+from sharp_models import TINY, VOCAB, prompt_of, tiny
 
 from qkvflow.cli import main
 from qkvflow.data.tokenizers import CharTokenizer
 from qkvflow.generation import generate
-from qkvflow.training import export
+from qkvflow.runs import load
 from qkvflow.zoo import ModelConfig
 
 # Characters of one to four bytes.
@@ -29,7 +29,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> None:
         config=SimpleNamespace(model=SimpleNamespace(config=config)),
         step=1,
     )
-    monkeypatch.setattr(export, "load", lambda path, *, step: found)
+    monkeypatch.setattr(load, "load", lambda path, *, step: found)
 
 
 def expected(tokens: int, **options: Any) -> str:

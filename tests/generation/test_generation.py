@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import VOCAB, full_logits, greedy, prompt_of, tiny
+from sharp_models import VOCAB, full_logits, greedy, prompt_of, tiny
 
 from qkvflow.data.tokenizers import CharTokenizer
 from qkvflow.errors import UserError

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import full_logits, prompt_of, tiny
+from sharp_models import full_logits, prompt_of, tiny
 
 from qkvflow.errors import UserError
 from qkvflow.generation import Session, generate

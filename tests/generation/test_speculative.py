@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from models import full_logits, prompt_of, tiny
 from scipy import stats
+from sharp_models import full_logits, prompt_of, tiny
 
 from qkvflow.errors import UserError
 from qkvflow.generation import generate, generate_speculative, make_sampler

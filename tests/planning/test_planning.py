@@ -16,8 +16,8 @@ from qkvflow.errors import UserError
 from qkvflow.planning.accelerators import ACCELERATORS, USABLE, accelerator
 from qkvflow.planning.estimate import check_changes, on_accelerators
 from qkvflow.planning.hlo import Work, count_work
-from qkvflow.planning.process import make_plan
-from qkvflow.planning.program import Memory, Program
+from qkvflow.planning.process import make_estimate
+from qkvflow.planning.program import CompiledStep, Memory
 from qkvflow.planning.vocabulary import vocabulary_size
 from qkvflow.runs.config import RunConfig, make_config
 
@@ -94,7 +94,7 @@ def job(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["standard", "tong", "time-indexed-ssm"])
 def test_a_plan_agrees_with_the_counts(name: str):
-    made = make_plan(job(model={"name": name}))
+    made = make_estimate(job(model={"name": name}))
     flops, memory = made["flops_per_step"], made["memory_per_device"]
     assert flops["compiled"] == pytest.approx(flops["analytic"], rel=0.03)
     assert memory["parameters"] == memory["gradients"] == 4 * made["parameters"]
@@ -118,21 +118,21 @@ def test_a_plan_of_the_step_that_is_asked_for():
     """Only gates trained, or a number of steps drawn: the program is another one."""
     model = {"name": "time-indexed-mlp"}
     whole, gates = (
-        make_plan(job(model=model, train={"only": only}))["memory_per_device"]
-        for only in ("all", "gates")
+        make_estimate(job(model=model, train={"trainable": part}))["memory_per_device"]
+        for part in ("all", "gates")
     )
     assert 0 < gates["gradients"] < whole["gradients"] / 2
     assert gates["optimiser"] == pytest.approx(2 * gates["gradients"], abs=100)
     assert gates["parameters"] == whole["parameters"]
-    drawn = make_plan(job(model=model, train={"depth_jitter": "2,4"}))["flops_per_step"]
+    drawn = make_estimate(job(model=model, train={"depth_jitter": "2,4"}))["flops_per_step"]
     assert drawn["compiled"] == pytest.approx(drawn["analytic"], rel=0.03)
-    fixed = make_plan(job(model={**model, "num_steps": 3}))["flops_per_step"]
+    fixed = make_estimate(job(model={**model, "num_steps": 3}))["flops_per_step"]
     assert drawn["compiled"] == pytest.approx(fixed["compiled"], rel=0.01)
 
 
 def test_time_and_cost_of_a_mesh():
     memory = Memory(1, 2, 1, 0, 0, 100)
-    program = Program(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))
+    program = CompiledStep(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))
     config = make_config({"model": {"compute_dtype": "bfloat16"}, "train": {"steps": 3600}})
     rows = {r["device"]: r for r in on_accelerators(program, config, MeshShape(fsdp=8), 0.5)}
     # Two seconds of products at half the peak, one of exchange; 3 hours on 8 devices.
@@ -143,12 +143,12 @@ def test_time_and_cost_of_a_mesh():
 def test_changes_are_tried_until_they_fit():
     """With memory of a known form: activations divide by parts and devices, the rest by devices."""
 
-    def compile(config: RunConfig, mesh: MeshShape) -> Program:
+    def compile(config: RunConfig, mesh: MeshShape) -> CompiledStep:
         saved = {"none": 1, "block": 4, "everything": 5}[config.model.config.remat]
         activations = 400e9 / saved / config.train.grad_accum / mesh.size
         fixed = int(4e9 / mesh.size)
         memory = Memory(fixed, fixed, fixed, 0, 0, int(activations))
-        return Program(1, 1, 1, memory, Work())
+        return CompiledStep(1, 1, 1, memory, Work())
 
     config = make_config({"train": {"batch_size": 64}})
     rows = check_changes(compile(config, MeshShape()), config, MeshShape(), "a100-80g", compile)

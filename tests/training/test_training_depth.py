@@ -19,11 +19,12 @@ from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.runs.config import RunConfig, TrainConfig, make_config
+from qkvflow.runs.depths import Jitter, parse_jitter
 from qkvflow.runs.rundir import read_lines
 from qkvflow.schemes import shifted_edges
 from qkvflow.schemes.base import ApplyFull, total_increment
 from qkvflow.training import resume, train
-from qkvflow.training.objective import Jitter, make_objective, parse_jitter, step_flops
+from qkvflow.training.objective import make_objective, step_flops
 from qkvflow.training.step import depth_key
 
 TOKENS, TARGETS = random_tokens(2, 5, seed=0), random_tokens(2, 5, seed=1)
@@ -74,8 +75,8 @@ def test_offset_integrates_on_the_grid_it_drew():
     assert len(seen) == 3
 
 
-OFFSET = make_objective(TrainConfig(depth_jitter="offset"), "euler")
-NUMBERS = make_objective(TrainConfig(depth_jitter="1,2,5", consistency=0.7), "euler")
+OFFSET = make_objective(TrainConfig(depth_jitter="offset"))
+NUMBERS = make_objective(TrainConfig(depth_jitter="1,2,5", consistency=0.7))
 
 
 def test_numbers_are_drawn_evenly_and_the_penalty_is_the_divergence():
@@ -107,7 +108,7 @@ def test_a_drawn_number_has_the_gradient_of_that_number():
     """Differentiated inside the branch that was taken, against no branches at all."""
     key = depth_key(0, jnp.int32(0))
     entropy = values(model(), NUMBERS, key)[1]
-    alone = [make_objective(TrainConfig(depth_jitter=n, consistency=0.7), "euler") for n in "125"]
+    alone = [make_objective(TrainConfig(depth_jitter=n, consistency=0.7)) for n in "125"]
     [drawn] = [each for each in alone if abs(values(model(), each, key)[1] - entropy) < 1e-5]
     pairs = zip(
         jax.tree.leaves(gradient(model(), NUMBERS, key)),

@@ -22,8 +22,9 @@ from qkvflow.training.step import Hyper, model_key, split_model
 from qkvflow.zoo import OPTIMISERS, configure, entry, names
 
 
-def schedule_of(optim: OptimConfig, steps: int) -> Any:
-    numbers = (jnp.asarray(each) for each in (0, optim.lr, optim.warmup, steps))
+def schedule_of(optim: OptimConfig, steps: int) -> Callable[[Any], Any]:
+    """The learning rate of every update of a run."""
+    numbers = np.int32(0), np.float32(optim.lr), np.int32(optim.warmup), np.int32(steps)
     return partial(make_schedule(optim), Hyper(*numbers))
 
 

@@ -5,7 +5,7 @@ import io
 import numpy as np
 
 from qkvflow.evaluation.losses import Evaluation
-from qkvflow.training.reporter import Plain, Reporter, Rich, duration, printable
+from qkvflow.training.reporter import BarReporter, LineReporter, Reporter, duration, printable
 
 EVALUATION = Evaluation(1.5, 0.01, 2.1, 100, 16, np.zeros(16))
 
@@ -27,7 +27,7 @@ def play(reporter: Reporter) -> None:
 
 def test_plain_lines():
     file = io.StringIO()
-    play(Plain(file))
+    play(LineReporter(file))
     lines = file.getvalue().splitlines()
     assert lines[0] == "standard: 5 parameters [bold]"
     assert lines[1] == "step 5: loss not finite, lr 0.1, grad norm 1, 1,234 tokens/s"
@@ -37,7 +37,7 @@ def test_plain_lines():
 
 def test_a_bar_on_a_terminal():
     file = Terminal()
-    play(Rich(file))
+    play(BarReporter(file))
     seen = file.getvalue()
     for part in ("step 10/10", "val 1.5000", "1,234 tokens/s", "0:00 left", "[red]not[/red]"):
         assert part in seen

@@ -3,20 +3,26 @@
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
-from processes import fake_sample, pipe, start
+from processes import pipe, start
 
 from qkvflow.errors import UserError
+from qkvflow.evaluation import evaluate
+from qkvflow.evaluation import losses as losses_module
+from qkvflow.generation.text import sample_text
 from qkvflow.records import read_record
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.runs.rundir import read_lines
-from qkvflow.training import resume, train
+from qkvflow.runs.config_files import load_config
+from qkvflow.runs.corpus import load_split
+from qkvflow.runs.load import load_run
+from qkvflow.runs.rundir import locked, read_lines
+from qkvflow.training import dispatch, loop, resume, train
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
@@ -24,18 +30,11 @@ def metrics_of(directory: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
 
-@pytest.fixture(scope="module")
-def run(tiny: Callable[..., RunConfig], tmp_path_factory: Any) -> Path:
-    directory = tmp_path_factory.mktemp("runs") / "run"
-    train(tiny(), directory, sample=fake_sample)
-    return directory
-
-
-def test_everything_is_there(run: Path, tiny: Callable[..., RunConfig]):
-    names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+def test_everything_is_there(finished: Path, tiny: Callable[..., RunConfig]):
+    names = {path.name for path in finished.iterdir() if not path.name.startswith(".")}
     files = {"config.yaml", "metrics.jsonl", "record.json", "samples.txt", "loss.png"}
     assert names == files | {"checkpoints", "tokenizer.json"}
-    record = read_record(run / "record.json")
+    record = read_record(finished / "record.json")
     assert record.finished
     content = record.content
     assert content["budget"]["steps"] == 40
@@ -51,15 +50,15 @@ def test_everything_is_there(run: Path, tiny: Callable[..., RunConfig]):
     assert content["skipped_updates"] == 0
 
 
-def test_records_have_the_documented_fields(run: Path):
+def test_records_have_the_documented_fields(finished: Path):
     """Every field of the table in docs/records.md, and no other (a comparison adds one)."""
     text = (Path(__file__).parents[2] / "docs" / "records.md").read_text()
     table = text.split("`record.json`:")[1].split("## An experiment directory")[0]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    assert set(json.loads((run / "record.json").read_text())) == documented - {"evaluations"}
+    assert set(json.loads((finished / "record.json").read_text())) == documented - {"evaluations"}
     kinds = {"train": set(), "validation": set()}
-    for line in read_lines(run / "metrics.jsonl"):
+    for line in read_lines(finished / "metrics.jsonl"):
         kinds[line["kind"]] |= set(line)
     for kind, fields in kinds.items():
         described = re.search(rf'{{"kind": "{kind}", ([^}}]*)}}', text)
@@ -67,19 +66,22 @@ def test_records_have_the_documented_fields(run: Path):
         assert fields == {"kind", *re.findall(r'"(\w+)"', described[1])}
 
 
-def test_the_same_twice_and_another_seed(run: Path, tiny: Callable[..., RunConfig], tmp_path: Path):
-    train(tiny(train={"steps_per_dispatch": 3}), tmp_path / "again", sample=fake_sample)
-    assert metrics_of(tmp_path / "again") == metrics_of(run)
-    assert (tmp_path / "again" / "samples.txt").read_text() == (run / "samples.txt").read_text()
+def test_the_same_twice_and_another_seed(
+    finished: Path, tiny: Callable[..., RunConfig], tmp_path: Path
+):
+    again = tiny(train={"steps_per_dispatch": 3, "samples": "evaluations"})
+    train(again, tmp_path / "again")
+    assert metrics_of(tmp_path / "again") == metrics_of(finished)
+    assert (tmp_path / "again" / "samples.txt").read_text() == (
+        finished / "samples.txt"
+    ).read_text()
     train(tiny(train={"seed": 1}), tmp_path / "other")
-    assert metrics_of(tmp_path / "other")[0]["loss"] != metrics_of(run)[0]["loss"]
+    assert metrics_of(tmp_path / "other")[0]["loss"] != metrics_of(finished)[0]["loss"]
 
 
-def test_the_resolved_configuration_repeats_the_run(run: Path, tmp_path: Path):
-    from qkvflow.runs.config_files import load_config
-
-    train(load_config(run / "config.yaml"), tmp_path / "again")
-    assert metrics_of(tmp_path / "again") == metrics_of(run)
+def test_the_resolved_configuration_repeats_the_run(finished: Path, tmp_path: Path):
+    train(load_config(finished / "config.yaml"), tmp_path / "again")
+    assert metrics_of(tmp_path / "again") == metrics_of(finished)
 
 
 def test_a_target_loss_stops_early(tiny: Callable[..., RunConfig], tmp_path: Path):
@@ -91,19 +93,19 @@ def test_a_target_loss_stops_early(tiny: Callable[..., RunConfig], tmp_path: Pat
 
 
 def test_a_corpus_too_large_for_the_device_gives_the_same_run(
-    run: Path, tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for module in ("evaluate", "loop"):
-        room = sys.modules[f"qkvflow.training.{module}"]
-        monkeypatch.setattr(room, "fits_on_device", lambda *_: False)
+    for module in (losses_module, dispatch):
+        monkeypatch.setattr(module, "fits_on_device", lambda *_: False)
     train(tiny(), tmp_path / "mapped")
-    mapped, plain = metrics_of(tmp_path / "mapped"), metrics_of(run)
+    mapped, plain = metrics_of(tmp_path / "mapped"), metrics_of(finished)
     assert [x["step"] for x in mapped] == [x["step"] for x in plain]
     losses = [[line["loss"] for line in lines] for lines in (mapped, plain)]
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
 
 
-def test_a_markov_source_is_learnt_to_its_floor(tmp_path: Path):
+def test_a_markov_source_is_learnt_to_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loop, "sample_text", sample_text)
     config = make_config(
         {
             "model": {"d_model": 16, "num_steps": 1, "num_heads": 2, "context": 16},
@@ -115,24 +117,104 @@ def test_a_markov_source_is_learnt_to_its_floor(tmp_path: Path):
     record = train(config, tmp_path / "run")
     floor, loss = record["data"]["floor"], record["losses"]["test"]["nats"]
     assert floor - 0.02 < loss < floor + 0.05
+    # Its symbols are no text, and samples are of them all the same.
+    [(step, text)] = samples_of(tmp_path / "run")
+    assert step == 250
+    assert set(text) == set("abcd")
 
 
-def test_an_existing_run_is_left_as_it_is(run: Path, tiny: Callable[..., RunConfig]):
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+def test_text_without_line_breaks_has_samples(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Not every alphabet has what they begin with."""
+    monkeypatch.setattr(loop, "sample_text", sample_text)
+    (tmp_path / "one-line.txt").write_text("depth is a coordinate and " * 200)
+    data = {"spec": f"file:{tmp_path / 'one-line.txt'}?split=0.8,0.1,0.1", "tokenizer": "char"}
+    config = tiny(data=data, train={"steps": 2, "eval_every": 1, "samples": "evaluations"})
+    assert train(config, tmp_path / "run")["status"] == "finished"
+    assert [step for step, text in samples_of(tmp_path / "run") if len(text) == 200] == [1, 2]
+
+
+def samples_of(directory: Path) -> list[tuple[int, str]]:
+    parts = (directory / "samples.txt").read_text().split("--- step ")[1:]
+    split = [part.removesuffix("\n\n").split(" ---\n") for part in parts]
+    return [(int(step), text) for step, text in split]
+
+
+def test_a_sample_that_fails_says_so(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: Any, **__: Any) -> str:
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(loop, "sample_text", broken)
+    config = tiny(train={"steps": 2, "samples": "last"})
+    assert train(config, tmp_path / "run")["status"] == "finished"
+    said = (tmp_path / "run" / "samples.txt").read_text()
+    assert said == "--- step 2 ---\n(no sample: out of memory)\n\n"
+
+
+def test_runs_of_one_shape_share_their_program(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Other seeds, learning rates, warm-ups and lengths are arguments; another optimiser is not."""
+    compiled: list[str] = []
+    compile = jax.stages.Lowered.compile
+
+    def noted(lowered: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled.append(lowered.as_text())
+        return compile(lowered, *args, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
+    same = (
+        {"train": {"seed": 0, "steps": 4}},
+        {"train": {"seed": 1, "steps": 4}},
+        {"train": {"steps": 6, "eval_every": 3}},
+        {"optim": {"lr": 0.1}, "train": {"steps": 4}},
+        {"optim": {"warmup": 1}, "train": {"steps": 4}},
+    )
+    losses = [
+        train(tiny(**changes), tmp_path / str(index))["losses"]["train"]
+        for index, changes in enumerate(same)
+    ]
+    assert len(compiled) == len(same)
+    assert len(set(compiled)) == 1
+    assert len(set(losses)) == len(same)
+    train(tiny(optim={"beta2": 0.9}, train={"steps": 4}), tmp_path / "other")
+    assert len(set(compiled)) == 2
+
+
+def test_other_depths_are_in_the_record(unfinished: Path):
+    """Every one is the evaluation that it says it is."""
+    record = resume(unfinished, overrides={"train": {"eval_depths": "0.5,2,adaptive"}})
+    found = record["evaluations"]
+    assert [each["num_steps"] for each in found] == [2, 1, 4, None]
+    assert [each["scheme"] for each in found] == [*["residual"] * 3, "adaptive"]
+    assert {each["split"] for each in found} == {"validation"}
+    trained = load_run(unfinished, step=record["losses"]["selected_step"])
+    split, _ = load_split(trained, "validation")
+    for each in found[:3]:
+        model = trained.model.at_depth(each["num_steps"])
+        assert each["nats"] == pytest.approx(evaluate(model, split).nats, rel=1e-6)
+    assert found[0]["nats"] == pytest.approx(record["losses"]["validation"]["nats"], rel=1e-6)
+    assert len({each["nats"] for each in found}) == 4
+    assert json.loads((unfinished / "record.json").read_text())["evaluations"] == found
+
+
+def test_an_existing_run_is_left_as_it_is(finished: Path, tiny: Callable[..., RunConfig]):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     with pytest.raises(UserError, match=r"holds a run already; continue it with 'qkvflow resume"):
-        train(tiny(), run)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+        train(tiny(), finished)
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
-def test_two_processes_do_not_share_a_run(run: Path):
-    from qkvflow.runs.rundir import locked
-
-    (run / "record.json").rename(run / "kept.json")
+def test_two_processes_do_not_share_a_run(finished: Path):
+    (finished / "record.json").rename(finished / "kept.json")
     try:
-        with locked(run), pytest.raises(UserError, match="another process is working"):
-            resume(run)
+        with locked(finished), pytest.raises(UserError, match="another process is working"):
+            resume(finished)
     finally:
-        (run / "kept.json").rename(run / "record.json")
+        (finished / "kept.json").rename(finished / "record.json")
 
 
 @pytest.mark.parametrize("limit", [300, 2500])
@@ -143,9 +225,7 @@ def test_a_disk_that_fails_loses_nothing(
     out = tmp_path / "run"
     config = tiny(train={"steps": 60, "log_every": 1})
     reader, writer = pipe()
-    process = start(
-        "train", out, tmp_path / "compiled", config.to_dict(), largest_file=limit, said=writer
-    )
+    process = start("train", out, config.to_dict(), largest_file=limit, said=writer)
     process.join()
     assert process.exitcode == 2
     said = reader.recv()

@@ -1,9 +1,9 @@
 """Checkpoints by Orbax: written in the background, atomic, the last few and the best kept.
 
-A checkpoint has three parts: `model`, the arrays of the model to use; `training`, what else it takes to
-go on (the optimiser's state, counters); and `host`, a small JSON document: what the host knew at
-that step, and what has to be the same when the run goes on (see `resume_rules`). Loading a model reads
-the first part alone.
+A checkpoint has three parts: `model`, the arrays of the model to use; `training`, what else it
+takes to go on (the optimiser's state, counters); and `host`, a small JSON document: what the host
+knew at that step, and what has to be the same when the run goes on (see `resume_rules`). Loading a
+model reads the first part alone.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from qkvflow import allocator
-from qkvflow.errors import UserError
 from qkvflow.distributed import hosts
+from qkvflow.errors import UserError
 from qkvflow.runs.config import CheckpointConfig
 from qkvflow.runs.rundir import CHECKPOINTS, cannot_write
 
@@ -118,7 +118,9 @@ class Checkpoints:
     def _restore(self, step: int, part: str, like: Any) -> Any:
         shapes = _by_path(like)
         try:
-            saved = self._manager.item_metadata(step)[part]
+            # Of this part alone: the manager would read what it knows of all of them.
+            folder = (self._run / CHECKPOINTS / str(step) / part).absolute()
+            saved = ocp.StandardCheckpointHandler().metadata(folder)
             differs = _difference(saved, shapes)
         except Exception as error:
             raise self._unreadable(step, error) from None

@@ -1,9 +1,9 @@
 """Exports: a directory that any tool can read.
 
-    model.safetensors   the weights, by their path in the model
-    config.json         the configuration of the run
-    tokenizer.json      the tokenizer
-    README.md           the model card
+model.safetensors   the weights, by their path in the model
+config.json         the configuration of the run
+tokenizer.json      the tokenizer
+README.md           the model card
 """
 
 import os

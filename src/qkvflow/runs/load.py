@@ -1,6 +1,7 @@
 """Trained models from disk: a run directory or an export, read alike.
 
-Nothing that is read here can execute anything: JSON, YAML read safely, safetensors and Orbax arrays.
+Nothing that is read here can execute anything: JSON, YAML read safely, safetensors and Orbax
+arrays.
 """
 
 import dataclasses

@@ -18,9 +18,7 @@ SCHEMA = 1
 _LIBRARIES = ("qkvflow", "jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "numpy")
 
 
-def describe_model(
-    config: RunConfig, model: LanguageModel, flops_per_step: int
-) -> dict[str, Any]:
+def describe_model(config: RunConfig, model: LanguageModel, flops_per_step: int) -> dict[str, Any]:
     """The sections of a record that follow from the model alone."""
     choice, shape = config.model, config.model.config
     flops = count_flops(model)

@@ -16,6 +16,7 @@ import numpy as np
 
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import hosts
+from qkvflow.errors import UserError
 from qkvflow.evaluation import Evaluation, Evaluator
 from qkvflow.evaluation.losses import evaluation_batch
 from qkvflow.generation.text import sample_text
@@ -244,10 +245,20 @@ class Loop:
         self.tracker.text("sample", text, progress.step)
 
     def _sampled(self, model: LanguageModel) -> str:
+        tokenizer, seed = self.encoded.tokenizer, self.config.train.seed
         try:
-            return sample_text(model, self.encoded.tokenizer, seed=self.config.train.seed)
+            return sample_text(model, tokenizer, prompt=self._prompt(), seed=seed)
         except Exception as error:  # It is only a look: whatever goes wrong ends no run.
             return f"(no sample: {' '.join(str(error).split())[:200]})"
+
+    def _prompt(self) -> str:
+        """A line break or, where the alphabet has none, the text's first symbol."""
+        tokenizer = self.encoded.tokenizer
+        try:
+            tokenizer.encode("\n")
+        except UserError:
+            return tokenizer.decode(self.encoded.train.tokens[:1])
+        return "\n"
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._metrics is not None:

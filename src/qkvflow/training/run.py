@@ -156,6 +156,11 @@ def _check(
     try:
         steps = checkpoints.steps()
         if not steps:
+            if (rundir.read_record(directory) or {}).get("status") == "finished":
+                raise UserError(
+                    f"{directory} is finished and kept no checkpoint (checkpoint.finished was "
+                    "none): there is nothing to go on from; start a new run"
+                )
             return check_config(written, config, step=0, extend=extend)
         host = checkpoints.restore_host(steps[-1])
     finally:

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["qkvflow.runs.export", "matplotlib.figure", "processes"])
+_CONTEXT.set_forkserver_preload(["qkvflow.training", "matplotlib.figure", "processes"])
 
 
 def pipe() -> Any:
     return _CONTEXT.Pipe(duplex=False)
 
 
-def fake_sample(model: Any, tokenizer: Any, seed: int) -> str:
+def fake_sample(model: Any, tokenizer: Any, *, prompt: str, seed: int) -> str:
     """Text that depends on the weights, without generating."""
     return f"{float(abs(model.embedding).sum()):.9f}"
 
@@ -42,8 +42,9 @@ def _work(
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     from qkvflow.errors import UserError
     from qkvflow.runs.config import make_config
-    from qkvflow.training import Interrupted, resume, train
+    from qkvflow.training import Interrupted, loop, resume, train
 
+    loop.sample_text = fake_sample
     if largest_file is not None:
         # Writes beyond this fail as on a full disk. That is not meant for the compilation cache,
         # nor for what Orbax prints when it happens.
@@ -52,9 +53,9 @@ def _work(
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     try:
         if verb == "train":
-            train(make_config(config or {}), directory, sample=fake_sample)
+            train(make_config(config or {}), directory)
         else:
-            resume(directory, sample=fake_sample)
+            resume(directory)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         sys.exit(128 + stopped.signum)
@@ -64,16 +65,22 @@ def _work(
         sys.exit(2)
 
 
+def _cache() -> str:
+    """Where tests keep compiled programs: what one process compiled, the next one loads."""
+    import jax
+
+    return str(jax.config.values["jax_compilation_cache_dir"])
+
+
 def start(
     verb: str,
     directory: Path,
-    cache: Path,
     config: dict[str, Any] | None = None,
     largest_file: int | None = None,
     said: Any = None,
 ) -> Any:
     """`said` is the end of a pipe for the line a user would read."""
-    args = (verb, config, str(directory), str(cache), largest_file, said)
+    args = (verb, config, str(directory), _cache(), largest_file, said)
     process = _CONTEXT.Process(target=_work, args=args)
     process.start()
     return process
