@@ -16,8 +16,7 @@ import jax.numpy as jnp
 
 from benchmarks.timing import interleave, report
 from qkvflow.blocks import SSM, Rows, SelectiveSSM
-from qkvflow.blocks.selective_ssm import init_selective_ssm
-from qkvflow.blocks.ssm import init_ssm
+from qkvflow.zoo import MIXERS, ModelConfig
 
 BATCH, WIDTH = 8, 256
 
@@ -57,14 +56,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     key = jax.random.key(0)
-    selective = init_selective_ssm(
-        WIDTH, d_state=64, expand=2, head_dim=64, groups=1, conv_width=4,
-        std=0.02, out_std=0.02, norm_eps=1e-5, key=key,
-    )  # fmt: skip
-    layers = {"ssm": init_ssm(WIDTH, 64, out_scale=1.0, key=key), "selective-ssm": selective}
-    kinds = {"ssm": SSM, "selective-ssm": SelectiveSSM}
-    for name, layer in layers.items():
-        kind = kinds[name]
+    for name, kind in {"ssm": SSM, "selective-ssm": SelectiveSSM}.items():
+        layer = MIXERS[name](ModelConfig(block=name, d_model=WIDTH), 1.0, key)
         contenders = {
             "chunked 1024": training(layer, kind.__call__, 1024),
             "sequential 1024": training(layer, kind.scanned, 1024),

@@ -152,40 +152,17 @@ class Attention(AbstractAppendingMixer):
         return self.qkv.flops_per_token + self.out.flops_per_token + 4 * context * width
 
 
-def init_attention(
-    d_model: int,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    bias: bool,
-    rotary_base: float | None,
-    dropout: float,
-    std: float,
-    out_std: float,
-    key: PRNGKeyArray,
-) -> Attention:
+@MIXERS.register("attention")
+def init_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> Attention:
     key_qkv, key_out = jax.random.split(key)
-    d_packed = d_model // num_heads * (num_heads + 2 * num_kv_heads)
+    d_model, std = config.d_model, config.init_std
+    d_packed = d_model // config.num_heads * (config.num_heads + 2 * config.kv_heads)
+    bias = config.bias if config.attention_bias is None else config.attention_bias
     return Attention(
         init_linear(d_model, d_packed, bias=bias, std=std, key=key_qkv, role="in_proj"),
-        init_linear(d_model, d_model, bias=bias, std=out_std, key=key_out, role="out_proj"),
-        num_heads,
-        num_kv_heads,
-        rotary_base,
-        dropout,
-    )
-
-
-@MIXERS.register("attention")
-def make_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> Attention:
-    return init_attention(
-        config.d_model,
-        num_heads=config.num_heads,
-        num_kv_heads=config.kv_heads,
-        bias=config.bias if config.attention_bias is None else config.attention_bias,
-        rotary_base=config.rotary_base if config.positions == "rope" else None,
-        dropout=config.attention_dropout,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        key=key,
+        init_linear(d_model, d_model, bias=bias, std=std * out_scale, key=key_out, role="out_proj"),
+        config.num_heads,
+        config.kv_heads,
+        config.rotary_base if config.positions == "rope" else None,
+        config.attention_dropout,
     )

@@ -42,23 +42,13 @@ class MLP(AbstractMixer):
         return self.up.flops_per_token + self.down.flops_per_token
 
 
-def init_mlp(
-    d_model: int, d_hidden: int, *, bias: bool, std: float, out_std: float, key: PRNGKeyArray
-) -> MLP:
+@MIXERS.register("mlp")
+def init_mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> MLP:
     key_up, key_down = jax.random.split(key)
+    d_model, d_hidden, bias, std = config.d_model, config.d_hidden, config.bias, config.init_std
     return MLP(
         init_linear(d_model, d_hidden, bias=bias, std=std, key=key_up, role="in_proj"),
-        init_linear(d_hidden, d_model, bias=bias, std=out_std, key=key_down, role="out_proj"),
-    )
-
-
-@MIXERS.register("mlp")
-def make_mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> MLP:
-    return init_mlp(
-        config.d_model,
-        config.d_hidden,
-        bias=config.bias,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        key=key,
+        init_linear(
+            d_hidden, d_model, bias=bias, std=std * out_scale, key=key_down, role="out_proj"
+        ),
     )

@@ -127,33 +127,25 @@ class SelectiveSSM(AbstractMixer):
         return products + 2 * width * channels + round(core)
 
 
-def init_selective_ssm(
-    d_model: int,
-    *,
-    d_state: int,
-    expand: int,
-    head_dim: int,
-    groups: int,
-    conv_width: int,
-    std: float,
-    out_std: float,
-    norm_eps: float,
-    key: PRNGKeyArray,
-) -> SelectiveSSM:
+@MIXERS.register("selective-ssm")
+def init_selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SelectiveSSM:
     """A in -[1, 16], delta in [0.001, 0.1], D = 1, as published."""
     key_in, key_conv, key_a, key_delta, key_out = jax.random.split(key, 5)
-    inner = expand * d_model
-    heads = inner // head_dim
-    channels = inner + 2 * groups * d_state
+    d_model, std = config.d_model, config.init_std
+    inner = config.ssm_expand * d_model
+    heads = inner // config.head_dim
+    channels = inner + 2 * config.ssm_groups * config.d_state
     span = jnp.log(jnp.array([1e-3, 1e-1]))
     delta = jnp.exp(jax.random.uniform(key_delta, (heads,), minval=span[0], maxval=span[1]))
-    bound = conv_width**-0.5
+    bound = config.conv_width**-0.5
     return SelectiveSSM(
         in_proj=init_linear(
             d_model, inner + channels + heads, bias=False, std=std, key=key_in, role="in_proj"
         ),
         conv=Convolution(
-            jax.random.uniform(key_conv, (conv_width, channels), minval=-bound, maxval=bound),
+            jax.random.uniform(
+                key_conv, (config.conv_width, channels), minval=-bound, maxval=bound
+            ),
             jnp.zeros(channels),
         ),
         decay=Decay(
@@ -162,25 +154,11 @@ def init_selective_ssm(
             # The inverse of softplus, so that softplus(delta_bias) = delta.
             delta_bias=delta + jnp.log(-jnp.expm1(-delta)),
         ),
-        norm=RMSNorm(jnp.ones(inner), norm_eps),
-        out_proj=init_linear(inner, d_model, bias=False, std=out_std, key=key_out, role="out_proj"),
-        head_dim=head_dim,
-        d_state=d_state,
-        groups=groups,
-    )
-
-
-@MIXERS.register("selective-ssm")
-def make_selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SelectiveSSM:
-    return init_selective_ssm(
-        config.d_model,
-        d_state=config.d_state,
-        expand=config.ssm_expand,
+        norm=RMSNorm(jnp.ones(inner), config.norm_eps),
+        out_proj=init_linear(
+            inner, d_model, bias=False, std=std * out_scale, key=key_out, role="out_proj"
+        ),
         head_dim=config.head_dim,
+        d_state=config.d_state,
         groups=config.ssm_groups,
-        conv_width=config.conv_width,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        norm_eps=config.norm_eps,
-        key=key,
     )

@@ -95,7 +95,8 @@ class SSM(AbstractMixer):
         return 4 * d_model * d_state + round(chunked_flops_per_token(d_state, context))
 
 
-def init_ssm(d_model: int, d_state: int, *, out_scale: float, key: PRNGKeyArray) -> SSM:
+@MIXERS.register("ssm")
+def init_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SSM:
     """A = -1 .. -N (S4D-Lin's real part), delta log-uniform in [0.001, 0.1].
 
     B and C keep the variance of what they read; C and D, which write to the residual stream,
@@ -103,6 +104,7 @@ def init_ssm(d_model: int, d_state: int, *, out_scale: float, key: PRNGKeyArray)
     state to itself at every layer, and a fresh model with a tied head would repeat its input.
     """
     key_b, key_c, key_d, key_delta = jax.random.split(key, 4)
+    d_model, d_state = config.d_model, config.d_state
     span = jnp.log(jnp.array([1e-3, 1e-1]))
     return SSM(
         StateSpace(
@@ -113,8 +115,3 @@ def init_ssm(d_model: int, d_state: int, *, out_scale: float, key: PRNGKeyArray)
             log_delta=jax.random.uniform(key_delta, (d_state,), minval=span[0], maxval=span[1]),
         )
     )
-
-
-@MIXERS.register("ssm")
-def make_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SSM:
-    return init_ssm(config.d_model, config.d_state, out_scale=out_scale, key=key)

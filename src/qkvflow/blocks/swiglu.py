@@ -35,24 +35,14 @@ class SwiGLU(AbstractMixer):
         return sum(layer.flops_per_token for layer in (self.gate, self.up, self.down))
 
 
-def init_swiglu(
-    d_model: int, d_hidden: int, *, bias: bool, std: float, out_std: float, key: PRNGKeyArray
-) -> SwiGLU:
+@MIXERS.register("swiglu")
+def init_swiglu(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SwiGLU:
     key_gate, key_up, key_down = jax.random.split(key, 3)
+    d_model, d_hidden, bias, std = config.d_model, config.d_hidden, config.bias, config.init_std
     return SwiGLU(
         init_linear(d_model, d_hidden, bias=bias, std=std, key=key_gate, role="in_proj"),
         init_linear(d_model, d_hidden, bias=bias, std=std, key=key_up, role="in_proj"),
-        init_linear(d_hidden, d_model, bias=bias, std=out_std, key=key_down, role="out_proj"),
-    )
-
-
-@MIXERS.register("swiglu")
-def make_swiglu(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> SwiGLU:
-    return init_swiglu(
-        config.d_model,
-        config.d_hidden,
-        bias=config.bias,
-        std=config.init_std,
-        out_std=config.init_std * out_scale,
-        key=key,
+        init_linear(
+            d_hidden, d_model, bias=bias, std=std * out_scale, key=key_down, role="out_proj"
+        ),
     )

@@ -147,9 +147,9 @@ class ModelConfig:
             registry.MIXERS.check(name)
         if self.lora != "none":
             parse_adapters(self.lora)
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+        for name, value in self.to_dict().items():
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if number and name not in _MAY_BE_ZERO and not value > 0:
                 raise UserError(f"{name} must be positive, not {value}")
             if value == math.inf:
                 raise UserError(f"{name} must be finite, not {value}")
@@ -220,31 +220,7 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
 
-_POSITIVE = (
-    "d_model",
-    "num_heads",
-    "num_kv_heads",
-    "num_steps",
-    "num_layers",
-    "lora_rank",
-    "context",
-    "mlp_ratio",
-    "horizon",
-    "tolerance",
-    "norm_eps",
-    "rotary_base",
-    "init_std",
-    "d_state",
-    "ssm_expand",
-    "ssm_head_dim",
-    "ssm_groups",
-    "conv_width",
-    "num_frequencies",
-    "d_time",
-    "gate_rank",
-    "rank",
-    "num_basis",
-)
+_MAY_BE_ZERO = ("dropout", "attention_dropout", "frozen_time")
 
 
 def _choose(kind: str, name: str, options: tuple[str, ...]) -> None:
