@@ -5,6 +5,7 @@ paths. A task is a process of its own for every unit. Ray's own retries are off:
 or process dies is put back here, as with local workers.
 """
 
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from qkvflow.zoo.registry import EXECUTORS
 
 _POLL_SECONDS = 0.5
 _GRACE_SECONDS = 120.0
+_ANSWER_SECONDS = 5.0
 
 
 def _perform(job: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +77,7 @@ class Ray(AbstractExecutor):
             ) from None
         if not ray.is_initialized():
             try:
+                _require_answer(self._options.address)
                 ray.init(address=self._options.address or "auto", log_to_driver=False)
             except Exception as error:
                 where = self._options.address or "this machine"
@@ -130,3 +133,10 @@ class Ray(AbstractExecutor):
             ray.wait(list(refs), num_returns=len(refs), timeout=_GRACE_SECONDS)
         refs.clear()
         board.running.clear()
+
+
+def _require_answer(address: str | None) -> None:
+    """Fail within seconds where nobody listens: Ray itself tries for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
