@@ -7,9 +7,8 @@ import pytest
 import yaml
 
 from qkvflow.errors import UserError
+from qkvflow.runs.config import SECTIONS, make_config
 from qkvflow.runs.config_files import load_config, parse_overrides, write_yaml
-from qkvflow.runs.config import make_config
-from qkvflow.runs.config import SECTIONS
 
 
 def test_resolved_configuration_feeds_back_identically(tmp_path: Path):
@@ -109,10 +108,28 @@ def test_every_field_is_documented():
     from qkvflow.cli.options import documented_fields
 
     for kind in SECTIONS.values():
-        found = documented_fields("training", kind.__name__)
+        found = documented_fields("runs", kind.__name__)
         assert [name for name, _, _ in found] == [each.name for each in dataclasses.fields(kind)]
         assert all(text for _, _, text in found)
 
 
 def test_saved_yaml_is_plain():
     assert yaml.safe_load(write_yaml(make_config()))["optim"]["lr"] == 1e-3
+
+
+def test_old_names_are_read():
+    old = {
+        "optim": {"clip": 0.5, "final_lr": 0.2, "decay_share": 0.3},
+        "train": {"only": "gates"},
+        "model": {"gate_squash": "sigmoid", "num_waves": 7},
+    }
+    new = {
+        "optim": {"max_grad_norm": 0.5, "min_lr_ratio": 0.2, "decay_fraction": 0.3},
+        "train": {"trainable": "gates"},
+        "model": {"gate_activation": "sigmoid", "num_frequencies": 7},
+    }
+    assert make_config(old) == make_config(new) != make_config()
+    # Whichever name a later layer has, it is the same option.
+    assert make_config(new, {"optim": {"clip": 2.0}}).optim.max_grad_norm == 2.0
+    assert make_config(old, {"model": {"num_frequencies": 9}}).model.config.num_frequencies == 9
+    assert not set(old["optim"]) & set(make_config(old).to_dict()["optim"])
