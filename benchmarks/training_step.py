@@ -15,34 +15,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.timing import interleave, report
-from qkvflow import build, count_flops, names
-from qkvflow.runs.config import OptimConfig
-from qkvflow.training.optim import optimiser
-from qkvflow.training.schedule import make_schedule
-from qkvflow.training.step import init_state, make_multi_step, split_model
+from qkvflow import names
+from qkvflow.runs import make_config
+from qkvflow.training import make_program
 
 BATCH, CONTEXT, VOCAB, STEPS = 8, 128, 256, 4
 
 
 def ours(name: str) -> tuple[Callable[[], None], int]:
     """A call that makes `STEPS` training steps, and the FLOPs of one."""
-    model = build(name, vocab_size=VOCAB, key=jax.random.key(0), context=CONTEXT)
-    params, static = split_model(model)
-    config = OptimConfig()
-    schedule = make_schedule(config, 10_000)
-    optim = optimiser(config, schedule)
-    chunk = make_multi_step(
-        static, optim, schedule, max_steps=STEPS, batch_size=BATCH, context=CONTEXT
+    config = make_config(
+        {
+            "model": {"name": name, "context": CONTEXT},
+            "train": {"steps": 10_000, "batch_size": BATCH},
+        }
     )
-    run = jax.jit(chunk, donate_argnums=0)
+    program = make_program(config, VOCAB)
+    run = jax.jit(program.multi_step(STEPS, on_device=True), donate_argnums=0)
     tokens = jax.random.randint(jax.random.key(1), (1_000_000,), 0, VOCAB).astype(jnp.uint8)
-    state = [init_state(params, optim)]
+    state = [program.init()]
 
     def call() -> None:
-        state[0], metrics = run(state[0], 0, tokens, jnp.int32(STEPS))
+        state[0], metrics = run(state[0], program.hyper(), tokens, np.int32(STEPS))
         jax.block_until_ready(metrics)
 
-    return call, count_flops(model, CONTEXT).per_step(BATCH * CONTEXT)
+    return call, program.flops_per_step
 
 
 def peer(kind: str, compiled: bool) -> Callable[[], None]:

@@ -9,11 +9,11 @@ import pytest
 
 from qkvflow.data import TokenArray
 from qkvflow.errors import UserError
-from qkvflow.evaluation.losses import evaluate, evaluation_groups, make_group_losses, summarise
+from qkvflow.evaluation.losses import evaluate, evaluation_groups
 from qkvflow.lm import LanguageModel, build_config, token_losses
 from qkvflow.runs.config import RunConfig
 from qkvflow.schemes import make_scheme
-from qkvflow.training import model_key, split_model
+from qkvflow.training import model_key
 
 VOCAB = 13
 
@@ -93,24 +93,3 @@ def test_a_longer_context_than_learned_positions_is_refused(model: LanguageModel
         evaluate(model, split_of(200), context=32)
     with pytest.raises(UserError, match="no tokens to predict"):
         evaluate(model, split_of(1))
-
-
-def test_several_parameters_in_one_program(model: LanguageModel):
-    """What a comparison does with all seeds of a model."""
-    params, static = split_model(model)
-    other = jax.tree.map(lambda x: 1.5 * x, params)
-    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), params, other)
-    split, context = split_of(100), 16
-    groups = evaluation_groups(100, context, 3)
-    losses = jax.jit(
-        jax.vmap(make_group_losses(static, context), in_axes=(0, None, None, None, None))
-    )
-    found = np.asarray(
-        losses(both, split.tokens, groups.starts[0], groups.lengths[0], groups.counts[0])
-    )
-    lengths = groups.lengths.reshape(-1)
-    each = found.reshape(2, -1, context).astype(np.float64)
-    assert summarise(each[0], lengths, split).nats == pytest.approx(
-        evaluate(model, split, batch_size=3).nats, rel=1e-5
-    )
-    assert each[0].sum() != each[1].sum()

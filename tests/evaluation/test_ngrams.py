@@ -91,12 +91,12 @@ def test_fewer_tokens_than_the_order():
 
 
 def test_a_record_has_what_the_report_reads():
-    parts = {
-        "train": b"the cat sat.\nOn the mat\n" * 20,
-        "validation": b"the mat sat\n",
-        "test": b"",
-    }
-    corpus = Corpus("memory", *(StoredSplit.of(name, [text]) for name, text in parts.items()))
+    corpus = Corpus(
+        "memory",
+        StoredSplit.of("train", [b"the cat sat.\nOn the mat\n" * 20]),
+        StoredSplit.of("validation", [b"the mat sat\n"]),
+        StoredSplit.of("test", [b"the cat\n"]),
+    )
     encoded = encode_corpus(corpus, get_tokenizer("byte", corpus))
     losses = ngram_losses(encoded, max_order=3)
     assert [row["order"] for row in losses] == [1, 2, 3]

@@ -49,7 +49,13 @@ def options_of(spec: str, **changes: Any) -> dict[str, Any]:
             "mlp_ratio": 2.0,
         },
         "data": {"spec": spec, "tokenizer": "char"},
-        "train": {"steps": 400, "batch_size": 8, "eval_every": 200, "log_every": 10},
+        "train": {
+            "steps": 400,
+            "batch_size": 8,
+            "eval_every": 200,
+            "log_every": 10,
+            "samples": "none",
+        },
         "optim": {"lr": 0.01, "warmup": 10},
         "checkpoint": {"every": 200},
     }
@@ -185,7 +191,7 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
     for name in ("record.json", "finetune.json", "adapter.safetensors"):
         (cut / name).unlink()
     assert load_run(cut).step == 0
-    assert main(["resume", str(cut), "--quiet", "--no-samples"]) == 0
+    resume(cut)
     lines = [read_lines(each / "metrics.jsonl") for each in (whole, cut)]
     one, two = ([{**line, "seconds": None} for line in each] for each in lines)
     assert one == two
@@ -195,6 +201,10 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
         np.testing.assert_array_equal(adapters[1][name], array)
     reports = [json.loads((each / "finetune.json").read_text()) for each in (whole, cut)]
     assert reports[0] == reports[1]
+    # What is missing of a run that has ended is made up for.
+    (cut / "finetune.json").unlink()
+    resume(cut)
+    assert json.loads((cut / "finetune.json").read_text()) == reports[0]
     # Without even its first checkpoint it is refused, not begun from other weights.
     shutil.rmtree(cut / "checkpoints")
     (cut / "record.json").unlink()

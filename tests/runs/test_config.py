@@ -123,3 +123,21 @@ def test_names_in_help_are_those_of_the_registry():
 
 def test_saved_yaml_is_plain():
     assert yaml.safe_load(write_yaml(make_config()))["optim"]["lr"] == 1e-3
+
+
+def test_old_names_are_read():
+    old = {
+        "optim": {"clip": 0.5, "final_lr": 0.2, "decay_share": 0.3},
+        "train": {"only": "gates"},
+        "model": {"gate_squash": "sigmoid", "num_waves": 7},
+    }
+    new = {
+        "optim": {"max_grad_norm": 0.5, "min_lr_ratio": 0.2, "decay_fraction": 0.3},
+        "train": {"trainable": "gates"},
+        "model": {"gate_activation": "sigmoid", "num_frequencies": 7},
+    }
+    assert make_config(old) == make_config(new) != make_config()
+    # Whichever name a later layer has, it is the same option.
+    assert make_config(new, {"optim": {"clip": 2.0}}).optim.max_grad_norm == 2.0
+    assert make_config(old, {"model": {"num_frequencies": 9}}).model.config.num_frequencies == 9
+    assert not set(old["optim"]) & set(make_config(old).to_dict()["optim"])

@@ -14,8 +14,8 @@ import pytest
 import qkvflow
 from qkvflow.errors import UserError
 from qkvflow.runs.config import RunConfig
-from qkvflow.training import train
 from qkvflow.runs.export import export
+from qkvflow.training import train
 
 
 @pytest.fixture(scope="module")
@@ -135,4 +135,6 @@ def test_a_tokenizer_that_is_not_ours(exported: Path):
 def test_a_run_without_checkpoints(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert "kept no checkpoint" in refused(tmp_path / "run")
+    (tmp_path / "run" / "record.json").unlink()
     assert "no checkpoint yet" in refused(tmp_path / "run")

@@ -101,10 +101,7 @@ def evaluation_groups(
 def make_group_losses(
     static: Any, context: int, layout: Layout | None = None
 ) -> Callable[..., Array]:
-    """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked.
-
-    Pure; `vmap` over `params` evaluates several seeds in one program.
-    """
+    """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked."""
 
     def losses(
         params: Any,

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
 from qkvflow import allocator
 from qkvflow.distributed import hosts
@@ -119,7 +120,7 @@ class Checkpoints:
         shapes = _by_path(like)
         try:
             # Of this part alone: the manager would read what it knows of all of them.
-            folder = (self._run / CHECKPOINTS / str(step) / part).absolute()
+            folder = epath.Path(self._run.absolute()) / CHECKPOINTS / str(step) / part
             saved = ocp.StandardCheckpointHandler().metadata(folder)
             differs = _difference(saved, shapes)
         except Exception as error:
