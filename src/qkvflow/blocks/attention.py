@@ -23,6 +23,7 @@ from qkvflow.blocks.base import (
     init_linear,
     place,
 )
+from qkvflow.blocks.kernels import attend
 
 Heads = Float[Array, "batch seq heads d_head"]
 KVHeads = Float[Array, "batch seq kv_heads d_head"]
@@ -114,7 +115,7 @@ class Attention(AbstractAppendingMixer):
         if key is not None and self.dropout > 0.0:
             mixed = attend_with_dropout(q, k, v, self.dropout, key)
         else:
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            mixed = attend(q, k, v)
         return self.out(mixed.reshape(rows.batch * rows.seq, -1))
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> KVCache:
@@ -135,7 +136,7 @@ class Attention(AbstractAppendingMixer):
         dtype = state.keys.dtype
         new = KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
         if isinstance(rows.start, int) and rows.start == 0:
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            mixed = attend(q, k, v)
         else:
             mixed = attend_to_past(q, state, new, rows.start)
         return self.out(mixed.reshape(rows.batch * rows.seq, -1)), new

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from qkvflow.blocks.kernels import product
+
 Role = Literal["matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
 """What an array does in its layer, which is what a field needs to know of it:
 
@@ -210,8 +212,7 @@ class Linear(AbstractWeights):
     roles: ClassVar[dict[str, Role]] = {"weight": "matrix", "bias": "bias"}
 
     def __call__(self, x: Float[Array, "rows d_in"]) -> Float[Array, "rows d_out"]:
-        y = x.astype(self.weight.dtype) @ self.weight
-        return y if self.bias is None else y + self.bias[None].astype(y.dtype)
+        return product(x, self.weight, self.bias)
 
     @property
     def flops_per_token(self) -> int:

@@ -4,20 +4,12 @@ MLP:     y = gelu(x W_up + b) W_down + b, with the tanh form of GELU (as in GPT-
 SwiGLU:  y = (silu(x W_gate) * (x W_up)) W_down (Shazeer 2020, as in Llama)
 """
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractMixer, Linear, Rows, init_linear
-
-
-@partial(jax.checkpoint, prevent_cse=False)
-def _gelu(x: Float[Array, "rows d_hidden"]) -> Float[Array, "rows d_hidden"]:
-    # Differentiated plainly, GELU keeps four arrays of the hidden size for every layer; from
-    # its input they are cheap to make again, and moving them costs more time than that.
-    return jax.nn.gelu(x, approximate=True)
+from qkvflow.blocks.kernels import gelu
 
 
 class MLP(AbstractMixer):
@@ -27,7 +19,7 @@ class MLP(AbstractMixer):
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
-        return self.down(_gelu(self.up(x)))
+        return self.down(gelu(self.up(x)))
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> None:
         return None
