@@ -1,4 +1,4 @@
-"""A minimal GPT in PyTorch, the peer that people would really use: fused attention, a fused AdamW, a cache.
+"""A minimal GPT in PyTorch, the peer people would use: fused attention, fused AdamW, a cache.
 
 The same arithmetic as `standard` of the zoo, parameter by parameter: learned positions, LayerNorm
 with shifts, GELU in its tanh form, biases, a head tied to the embedding.

@@ -3,12 +3,15 @@
     python -m benchmarks.training_step [--shapes 64,128,256,256x1024] [--models standard,shared]
                                        [--peers gpt,hf] [--rounds 9]
 
-Batch 8, a vocabulary of 256, AdamW, clipping, float32. Peers (`make peers`): a minimal GPT with fused
-attention and a fused AdamW (`benchmarks.gpt`, equal to `standard` to the parameter) and Hugging
-Face's GPT-2, each eager and compiled. Every contender has a process of its own with the same number of
-threads, and they take turns; ratios are medians over rounds. The machine's own matrix-product peak is measured
-in the same rounds, and utilisation is against that (attention counted as the whole square of scores, as is
-usual, for all contenders alike).
+Batch 8, a vocabulary of 256, AdamW, clipping, float32. Peers (`make peers`): a minimal GPT with
+fused attention and a fused AdamW (`benchmarks.gpt`, equal to `standard` to the parameter) and
+Hugging Face's GPT-2, each eager and compiled. Every contender has a process of its own with the
+same number of threads, and they take turns; ratios are medians over rounds. The machine's own
+matrix-product peak is measured in the same rounds, and utilisation is against that (attention
+counted as the whole square of scores, as is usual, for all contenders alike).
+
+On a machine that others use as well, `--cpu-time --threads 1` counts the processor's seconds of
+each contender instead of the clock's.
 """
 
 import argparse
@@ -65,7 +68,7 @@ def ours(name: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
 
 
 def peer(kind: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """The same number of steps in PyTorch: `gpt eager`, `gpt compiled`, `hf eager`, `hf compiled`."""
+    """The same number of steps in PyTorch: `gpt` or `hf`, `eager` or `compiled`."""
     import torch
 
     from benchmarks import gpt
@@ -104,14 +107,16 @@ def matrix_products() -> tuple[Callable[[], Any], dict[str, Any]]:
     return call, {"flops": 16 * 2 * 1024**3}
 
 
-def compare(shape: str, models: list[str], peers: list[str], rounds: int, threads: int) -> None:
+def compare(
+    shape: str, models: list[str], peers: list[str], rounds: int, threads: int, clock: str
+) -> None:
     contenders = {name: ["ours", name, shape] for name in models}
     for family in peers:
         for mode in ("eager", "compiled"):
             contenders[f"{family} {mode}"] = ["peer", f"{family} {mode}", shape]
     contenders["matrix products"] = ["products", "", shape]
     seconds, facts = take_turns(
-        "benchmarks.training_step", contenders, rounds=rounds, threads=threads
+        "benchmarks.training_step", contenders, rounds=rounds, threads=threads, clock=clock
     )
     peak = facts["matrix products"]["flops"] / seconds.pop("matrix products")
     seconds = {name: values / SHAPES[shape][4] for name, values in seconds.items()}
@@ -140,12 +145,14 @@ def main() -> None:
     parser.add_argument("--peers", default="gpt,hf", help="of gpt, hf; '' for none")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--worker", nargs=3, metavar=("SIDE", "NAME", "SHAPE"))
     args = parser.parse_args()
     if args.worker is None:
         peers = [name for name in args.peers.split(",") if name]
         for shape in args.shapes.split(","):
-            compare(shape, args.models.split(","), peers, args.rounds, args.threads)
+            clock = "cpu" if args.cpu_time else "wall"
+            compare(shape, args.models.split(","), peers, args.rounds, args.threads, clock)
         return
     side, name, shape = args.worker
     if side == "ours":

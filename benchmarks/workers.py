@@ -1,8 +1,9 @@
 """Contenders in processes of their own, with the same number of threads, that take turns.
 
-PyTorch and JAX in one process share neither threads nor memory well: whichever runs second finds the
-other's threads still spinning. Each contender is therefore `python -m benchmarks.MODULE --worker NAME`,
-which prints one line of facts about itself, and then the seconds of a call for every line it is sent.
+PyTorch and JAX in one process share neither threads nor memory well: whichever runs second finds
+the other's threads still spinning. Each contender is therefore `python -m MODULE --worker ...`,
+which prints one line of facts about itself, and then the seconds of a call for every line it is
+sent. Seconds are of the clock, or of the processor (all threads together).
 """
 
 import json
@@ -17,20 +18,22 @@ import numpy as np
 
 _FACTS = "facts "
 _SECONDS = "seconds "
+_CLOCK = "BENCHMARK_CLOCK"
 
 
 def serve(call: Callable[[], Any], facts: Mapping[str, Any]) -> None:
     """Be a worker: warm up, say the facts, then make a call for every line of the input."""
     call()
     print(_FACTS + json.dumps(dict(facts)), flush=True)
+    now = time.process_time if os.environ.get(_CLOCK) == "cpu" else time.perf_counter
     for _ in sys.stdin:
-        start = time.perf_counter()
+        start = now()
         call()
-        print(f"{_SECONDS}{time.perf_counter() - start}", flush=True)
+        print(f"{_SECONDS}{now() - start}", flush=True)
 
 
 class Worker:
-    def __init__(self, module: str, arguments: list[str], threads: int):
+    def __init__(self, module: str, arguments: list[str], threads: int, clock: str):
         wanted = {
             name: str(threads)
             for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PJRT_NPROC", "NPROC")
@@ -40,7 +43,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **wanted},
+            env={**os.environ, **wanted, _CLOCK: clock},
         )
         self.facts: dict[str, Any] = json.loads(self._line(_FACTS))
 
@@ -64,10 +67,15 @@ class Worker:
 
 
 def take_turns(
-    module: str, contenders: Mapping[str, list[str]], *, rounds: int, threads: int
+    module: str,
+    contenders: Mapping[str, list[str]],
+    *,
+    rounds: int,
+    threads: int,
+    clock: str = "wall",
 ) -> tuple[dict[str, np.ndarray], dict[str, dict[str, Any]]]:
     """Seconds per call of every contender in every round, and what each says of itself."""
-    workers = {name: Worker(module, each, threads) for name, each in contenders.items()}
+    workers = {name: Worker(module, each, threads, clock) for name, each in contenders.items()}
     try:
         seconds: dict[str, list[float]] = {name: [] for name in workers}
         for number in range(rounds + 1):

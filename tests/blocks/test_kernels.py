@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qkvflow.blocks.kernels import attend, attention, forward_mode, gelu, layer_norm, product, rms_norm
+from qkvflow.blocks.kernels import (
+    attend,
+    attention,
+    forward_mode,
+    gelu,
+    layer_norm,
+    product,
+    rms_norm,
+)
 from qkvflow.blocks.kernels.attention import plain_attend
 from qkvflow.blocks.kernels.rows import (
     plain_gelu,
@@ -107,7 +115,9 @@ def test_forward_mode_gives_the_same_derivative():
 def test_cudnn_is_asked_for_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     """Without a GPU: what JAX asks of the machine is answered for it, the program is only read."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(
+        "jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91000
+    )
     monkeypatch.setattr(
         "jax._src.cudnn.fused_attention_stablehlo.check_compute_capability", lambda *_: True
     )

@@ -2,17 +2,18 @@
 
     a = softmax(q k^T / sqrt(d_head) + causal mask),  y = a v
 
-Heads come first, so that every product reads its operands as they lie in memory. A block of queries meets
-the keys up to its own end and no others: of the masked half of the scores, only what lies within the blocks on the
-diagonal is computed.
+Heads come first, so that every product reads its operands as they lie in memory. A block of
+queries meets the keys up to its own end and no others: of the masked half of the scores, only what
+lies within the blocks on the diagonal is computed.
 
-- Up to `SHORT` tokens the exponentials are kept for the backward pass, and the blocks are written out.
-- Beyond, blocks are taken one pair at a time (Dao et al. 2022, FlashAttention; Rabe and Staats 2021): the
-  sums of exponentials are carried along, and the backward pass makes the scores again from one number for every query.
-  Memory grows linearly with the length.
+- Up to `SHORT` tokens the exponentials are kept for the backward pass, and the blocks are written
+  out one after another.
+- Beyond, one pair of blocks is taken at a time (Rabe and Staats 2021; FlashAttention, Dao et al.
+  2022): the sums of exponentials are carried along, and the backward pass makes the scores again
+  from one number for every query. Memory grows linearly with the length.
 
-Scores, sums and gradients are accumulated in float32, products take the type of their input. On a GPU, cuDNN's
-fused attention is asked for where it exists: 16-bit inputs, heads of at most 128.
+Scores, sums and gradients are accumulated in float32, products take the type of their input. On a
+GPU, cuDNN's fused attention is asked for where it exists: 16-bit inputs, heads of at most 128.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ Heads = Float[Array, "batch seq heads d_head"]
 KVHeads = Float[Array, "batch seq kv_heads d_head"]
 
 SHORT = 512
-"""Tokens up to which exponentials are kept: there the square is no larger than what a layer keeps anyway."""
+"""Tokens up to which exponentials are kept: there they are not much beside what a layer keeps."""
 BLOCK = 256
 """Tokens of a block in longer sequences."""
 
@@ -59,8 +60,8 @@ def on_cudnn(q: Heads) -> bool:
     return small and jax.default_backend() == "gpu" and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128
 
 
-# Inside: q is `batch kv_heads groups seq d_head`, k and v are `batch kv_heads seq d_head`. A block of queries has
-# the groups one after another as rows, so that one product serves them all.
+# Inside: q is `batch kv_heads groups seq d_head`, k and v are `batch kv_heads seq d_head`. A block
+# of queries has the groups one after another as rows, so that one product serves them all.
 
 
 def _dot(a: Array, b: Array, over: tuple[int, int]) -> Array:
