@@ -1,4 +1,4 @@
-"""Fast forms beside their plain twins: values, gradients, forward mode, and what they ask of a GPU."""
+"""Fast forms beside their plain twins: values, gradients, forward mode, cuDNN on a GPU."""
 
 from typing import Any
 

@@ -24,11 +24,17 @@ CPU. Programs grow with it, and so does the time to compile them."""
 
 
 def scan(
-    step: Callable[..., tuple[Any, Any]], x: Any, inputs: Any, *, num_steps: int, remat: str
+    step: Callable[..., tuple[Any, Any]],
+    x: Any,
+    inputs: Any,
+    *,
+    num_steps: int,
+    remat: str,
+    unroll: bool = True,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan(step, x, inputs)` over depth, with that rematerialisation."""
     if remat == "none":
-        return jax.lax.scan(step, x, inputs, unroll=unrolled(num_steps))
+        return jax.lax.scan(step, x, inputs, unroll=unrolled(num_steps) if unroll else 1)
     # A loop's body cannot be merged with its recomputation, so nothing else need prevent it.
     step = jax.checkpoint(step, prevent_cse=False)
     length = group_length(num_steps) if remat == "everything" else 1
