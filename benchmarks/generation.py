@@ -5,8 +5,9 @@
 The small size of the zoo (6 steps, 256 wide), vocabulary 256, one sequence, float32. Rows with the
 same name differ in what they measure, not in the model. Every time is the best of several runs of
 programs that are compiled already. Peer (`make peers`): Hugging Face GPT-2 of the same shape with
-its own cache, and the minimal GPT of `benchmarks.gpt`. Weights are fresh, so acceptance and depth of trained models are not measured here:
-`qkvflow generate --draft-steps` and `--early-exit` report them for a run.
+its own cache, and the minimal GPT of `benchmarks.gpt`, each in a process of its own. Weights are
+fresh, so acceptance and depth of trained models are not measured here: `qkvflow generate
+--draft-steps` and `--early-exit` report them for a run.
 """
 
 import argparse
@@ -112,7 +113,7 @@ def drafted(tokens: int) -> None:
 
 
 def continues(side: str, batch: int, tokens: int) -> Callable[[], Any]:
-    """A call that continues `batch` prompts greedily, here, in the minimal GPT or in Hugging Face's."""
+    """A call that continues `batch` prompts greedily, here or in one of the peers."""
     if side == "ours":
         allocator.settle()
         model, prompts = model_of("standard"), [prompt_of()] * batch
@@ -142,7 +143,7 @@ def continues(side: str, batch: int, tokens: int) -> Callable[[], Any]:
 
 
 def beside_pytorch(tokens: int, rounds: int, threads: int, clock: str) -> None:
-    """`standard` beside the minimal GPT and Hugging Face's `generate`, in processes that take turns."""
+    """`standard` beside the minimal GPT and Hugging Face's `generate`, taking turns."""
     sides = {"standard": "ours", "minimal GPT": "gpt", "Hugging Face GPT-2": "hf"}
     print(f"\n{tokens} tokens after {PROMPT}: tokens/s, and how many times that of each peer")
     for batch in (1, 32):

@@ -47,7 +47,12 @@ def ours(name: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
 
     allocator.settle()
     d_model, layers, heads, context, steps = SHAPES[shape]
-    sizes = {"d_model": d_model, "num_steps": layers, "num_heads": heads, "context": context}
+    sizes: dict[str, Any] = {
+        "d_model": d_model,
+        "num_steps": layers,
+        "num_heads": heads,
+        "context": context,
+    }
     model = build(name, vocab_size=VOCAB, key=jax.random.key(0), **sizes)
     params, static = split_model(model)
     config = OptimConfig()

@@ -107,7 +107,8 @@ class AbstractMixer(eqx.Module):
         """Forward floating-point operations per token in sequences of length `context`.
 
         A multiply-add counts as two. Matrix products only: norms, activations and softmax are
-        left out, as is usual. Attention counts the whole square of scores, as it is computed.
+        left out, as is usual. Attention counts the whole square of scores, as is usual too,
+        although most of its masked half is never computed.
         """
 
 
