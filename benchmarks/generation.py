@@ -5,11 +5,13 @@
 The small size of the zoo (6 steps, 256 wide), vocabulary 256, one sequence, float32. Rows with the
 same name differ in what they measure, not in the model. Every time is the best of several runs of
 programs that are compiled already. Peer (`make peers`): Hugging Face GPT-2 of the same shape with
-its own cache. Weights are fresh, so acceptance and depth of trained models are not measured here:
-`qkvflow generate --draft-steps` and `--early-exit` report them for a run.
+its own cache, and the minimal GPT of `benchmarks.gpt`, each in a process of its own. Weights are
+fresh, so acceptance and depth of trained models are not measured here: `qkvflow generate
+--draft-steps` and `--early-exit` report them for a run.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -17,7 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkvflow import build
+from benchmarks.workers import serve, take_turns
+from qkvflow import allocator, build
 from qkvflow.generation import cache_bytes, generate, generate_speculative, make_sampler, stream
 from qkvflow.generation.recompute import recompute
 
@@ -109,27 +112,49 @@ def drafted(tokens: int) -> None:
         )
 
 
-def peer(tokens: int) -> None:
-    try:
-        import torch
-        import transformers
-    except ModuleNotFoundError:
-        print("\nno PyTorch here: `make peers` installs it")
-        return
+def continues(side: str, batch: int, tokens: int) -> Callable[[], Any]:
+    """A call that continues `batch` prompts greedily, here or in one of the peers."""
+    if side == "ours":
+        allocator.configure_malloc()
+        model, prompts = model_of("standard"), [prompt_of()] * batch
+        return lambda: generate(model, prompts, num_tokens=tokens, temperature=0.0)
+    import torch
+
+    from benchmarks import gpt
+
+    given = torch.tensor([prompt_of()] * batch)
+    if side == "gpt":
+        return gpt.generator(gpt.GPT(gpt.Shape(256, 6, 4, 2048)).eval(), given, tokens)
+    import transformers
+
     config = transformers.GPT2Config(
         vocab_size=VOCAB, n_positions=2048, n_embd=256, n_layer=6, n_head=4,
         bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
-    model: Any = transformers.GPT2LMHeadModel(config).eval()
-    given = torch.tensor([prompt_of()])
+    hugging: Any = transformers.GPT2LMHeadModel(config).eval()
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     mask = torch.ones_like(given)
 
     def call() -> None:
         with torch.inference_mode():
-            model.generate(given, attention_mask=mask, pad_token_id=0, **options)
+            hugging.generate(given, attention_mask=mask, pad_token_id=0, **options)
 
-    print(f"\n{'Hugging Face GPT-2, cached':28} {tokens / best(call):9.0f}", flush=True)
+    return call
+
+
+def beside_pytorch(tokens: int, rounds: int, threads: int, clock: str) -> None:
+    """`standard` beside the minimal GPT and Hugging Face's `generate`, taking turns."""
+    sides = {"standard": "ours", "minimal GPT": "gpt", "Hugging Face GPT-2": "hf"}
+    print(f"\n{tokens} tokens after {PROMPT}: tokens/s, and how many times that of each peer")
+    for batch in (1, 32):
+        contenders = {name: [side, str(batch), str(tokens)] for name, side in sides.items()}
+        seconds, _ = take_turns(
+            "benchmarks.generation", contenders, rounds=rounds, threads=threads, clock=clock
+        )
+        for name, each in seconds.items():
+            ratio = np.median(each / seconds["standard"])
+            speed = batch * tokens / np.median(each)
+            print(f"{batch:3} sequences  {name:20} {speed:9.0f} {ratio:7.2f}", flush=True)
 
 
 def main() -> None:
@@ -137,11 +162,23 @@ def main() -> None:
     parser.add_argument("--models", default="standard,standard-llama,tong,time-indexed-ssm,mamba")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--no-torch", action="store_true")
+    parser.add_argument("--only-peers", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--cpu-time", action="store_true")
+    parser.add_argument("--worker", nargs=3, metavar=("SIDE", "BATCH", "TOKENS"))
     args = parser.parse_args()
+    if args.worker is not None:
+        side, batch, tokens = args.worker
+        serve(continues(side, int(batch), int(tokens)), {})
+        return
+    if not args.no_torch:
+        clock = "cpu" if args.cpu_time else "wall"
+        beside_pytorch(args.tokens, args.rounds, args.threads, clock)
+    if args.only_peers:
+        return
     names = args.models.split(",")
     cached_and_uncached(names, args.tokens)
-    if not args.no_torch:
-        peer(args.tokens)
     along_the_length([name for name in names if name in ("standard", "mamba")] or names)
     batches(names[:1], args.tokens)
     drafted(args.tokens)

@@ -10,6 +10,7 @@ from tiny_models import random_tokens, tiny
 
 from qkvflow.analysis import depth_flow, exponents, kaplan_yorke, lyapunov
 from qkvflow.analysis.parts.flow import embedded
+from qkvflow.blocks.kernels import forward_mode
 from qkvflow.lm import LanguageModel
 
 KEY = jax.random.key(0)
@@ -157,7 +158,8 @@ def test_their_sum_is_the_integrated_trace():
 
         def f(flat: jax.Array) -> jax.Array:
             x = flat.reshape(x0.shape)
-            first, second = (branch(x, flow.rows) for branch in block.branches)
+            with forward_mode():
+                first, second = (branch(x, flow.rows) for branch in block.branches)
             return (first + second).reshape(-1)
 
         return model.horizon * jnp.trace(jax.jacfwd(f)(x.reshape(-1)))

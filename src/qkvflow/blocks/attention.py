@@ -10,7 +10,7 @@ One matrix holds queries, keys and values, head after head: queries of all heads
 then values. One product and one reshape feed the attention core, which matters for speed.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from qkvflow.blocks.base import (
     init_linear,
     place,
 )
+from qkvflow.blocks.kernels import attend
 from qkvflow.zoo.config import ModelConfig
 from qkvflow.zoo.registry import MIXERS
 
@@ -92,6 +93,24 @@ def attend_to_past(q: Heads, past: KVCache, new: KVCache, start: int | Int[Array
     return mixed.reshape(batch, seq, heads, d_head)
 
 
+def attend_to_cache(q: Heads, cache: KVCache, start: int | Int[Array, ""]) -> Heads:
+    """As `attend_to_past`, over a cache that the new tokens are in already."""
+    batch, seq, heads, d_head = q.shape
+    kv_heads, length = cache.keys.shape[1:3]
+    q = q.reshape(batch, seq, kv_heads, heads // kv_heads, d_head)
+    keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
+    scores = jnp.einsum("bskgd,bktd->bkgst", q, keys, preferred_element_type=jnp.float32)
+    seen = jnp.arange(length)[None] <= start + jnp.arange(seq)[:, None]
+    scores = jnp.where(seen[None, None, None], scores / d_head**0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    mixed = jnp.einsum("bkgst,bktd->bskgd", weights, values)
+    return mixed.reshape(batch, seq, heads, d_head)
+
+
+def _as_cache(k: KVHeads, v: KVHeads, dtype: Any) -> KVCache:
+    return KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
+
+
 class Attention(AbstractAppendingMixer):
     mixes: ClassVar[Mixes] = "tokens"
 
@@ -121,7 +140,7 @@ class Attention(AbstractAppendingMixer):
         if key is not None and self.dropout > 0.0:
             mixed = attend_with_dropout(q, k, v, self.dropout, key)
         else:
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            mixed = attend(q, k, v)
         return self.out(mixed.reshape(rows.batch * rows.seq, -1))
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> KVCache:
@@ -132,17 +151,22 @@ class Attention(AbstractAppendingMixer):
     def extend(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
     ) -> tuple[Float[Array, "rows d_model"], KVCache]:
-        y, new = self.append(x, rows, state)
-        return y, jax.tree.map(lambda old, each: place(old, each, rows.start), state, new)
+        q, k, v = self._heads(x, rows)
+        new = _as_cache(k, v, state.keys.dtype)
+        state = jax.tree.map(lambda old, each: place(old, each, rows.start), state, new)
+        if isinstance(rows.start, int) and rows.start == 0:
+            mixed = attend(q, k, v)
+        else:
+            mixed = attend_to_cache(q, state, rows.start)
+        return self.out(mixed.reshape(rows.batch * rows.seq, -1)), state
 
     def append(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
     ) -> tuple[Float[Array, "rows d_model"], KVCache]:
         q, k, v = self._heads(x, rows)
-        dtype = state.keys.dtype
-        new = KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
+        new = _as_cache(k, v, state.keys.dtype)
         if isinstance(rows.start, int) and rows.start == 0:
-            mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            mixed = attend(q, k, v)
         else:
             mixed = attend_to_past(q, state, new, rows.start)
         return self.out(mixed.reshape(rows.batch * rows.seq, -1)), new

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from qkvflow.blocks.kernels import product
+
 Role = Literal["in_proj", "out_proj", "matrix", "kernel", "bias", "scale", "gain", "log", "offset"]
 """What an array does in its layer. Fields, optimisers and sharding decide by it:
 
@@ -127,7 +129,8 @@ class AbstractMixer(eqx.Module):
         """Forward floating-point operations per token in sequences of length `context`.
 
         A multiply-add counts as two. Matrix products only: norms, activations and softmax are
-        left out, as is usual. Attention counts the whole square of scores, as it is computed.
+        left out, as is usual. Attention counts the whole square of scores, as is usual too,
+        although most of its masked half is never computed.
         """
 
 
@@ -236,8 +239,7 @@ class Linear(AbstractWeights):
         return {"weight": self.role, "bias": "bias"}
 
     def __call__(self, x: Float[Array, "rows d_in"]) -> Float[Array, "rows d_out"]:
-        y = x.astype(self.weight.dtype) @ self.weight
-        return y if self.bias is None else y + self.bias[None].astype(y.dtype)
+        return product(x, self.weight, self.bias)
 
     @property
     def flops_per_token(self) -> int:

@@ -1,6 +1,5 @@
 """The MLP of GPT-2: y = gelu(x W_up + b) W_down + b, with the tanh form of GELU."""
 
-from functools import partial
 from typing import ClassVar
 
 import jax
@@ -8,15 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractMixer, Linear, Mixes, Rows, init_linear
+from qkvflow.blocks.kernels import gelu
 from qkvflow.zoo.config import ModelConfig
 from qkvflow.zoo.registry import MIXERS
-
-
-@partial(jax.checkpoint, prevent_cse=False)
-def _gelu(x: Float[Array, "rows d_hidden"]) -> Float[Array, "rows d_hidden"]:
-    # Differentiated plainly, GELU keeps four arrays of the hidden size for every layer; from
-    # its input they are cheap to make again, and moving them costs more time than that.
-    return jax.nn.gelu(x, approximate=True)
 
 
 class MLP(AbstractMixer):
@@ -28,7 +21,7 @@ class MLP(AbstractMixer):
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
-        return self.down(_gelu(self.up(x)))
+        return self.down(gelu(self.up(x)))
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> None:
         return None

@@ -43,6 +43,16 @@ def put_recurrent(model: LanguageModel, caches: Any, copies: list[Any]) -> Any:
     return jax.tree.unflatten(structure, leaves)
 
 
+def unstack(caches: Any, num_steps: int) -> list[Any]:
+    """Caches with a leading depth axis as a list over depth."""
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], caches) for i in range(num_steps)]
+
+
+def stack(caches: list[Any]) -> Any:
+    """What `unstack` took apart."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *caches)
+
+
 def cache_bytes(model: LanguageModel, batch: int, length: int) -> int:
     """The memory that a session's caches take."""
     leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_caches(batch, length)))

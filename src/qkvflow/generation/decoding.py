@@ -21,11 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from qkvflow.blocks.base import Rows
+from qkvflow.generation.caches import stack, unstack
 from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
-from qkvflow.schemes import AbstractStepScheme
+from qkvflow.schemes import AbstractStepScheme, stage_times
+from qkvflow.schemes.base import ApplyInPlace
 
 GROUP = 32
 """Tokens made by one dispatch when nobody watches."""
@@ -61,6 +64,35 @@ class FullDepth(AbstractDecoder):
         x, caches = model.advance(newest, caches, start)
         depths = jnp.full(newest.shape[0], model.num_steps)
         return model.logits(x), caches, depths, jnp.int32(model.num_steps)
+
+
+class Apart:
+    """As `FullDepth`, with the weights of every step, and its caches, in arrays of their own."""
+
+    def __init__(self, model: LanguageModel):
+        assert isinstance(model.scheme, AbstractStepScheme)
+        times = stage_times(model.num_steps, model.scheme.stages).T
+        # Without the barrier XLA takes the slices into the loop and copies for every token.
+        stages = [unstack(model.field.stack(ts), model.num_steps) for ts in times]
+        self.blocks = jax.lax.optimization_barrier(list(zip(*stages, strict=True)))
+
+    def __call__(
+        self,
+        model: LanguageModel,
+        newest: Int[Array, "batch 1"],
+        caches: list[Any],
+        start: Int[Array, ""],
+        given: Bool[Array, " batch"],
+    ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
+        assert isinstance(model.scheme, AbstractStepScheme)
+        rows = Rows(newest.shape[0], 1, start)
+        x, left, size = model.embed(newest, rows), [], model.horizon / model.num_steps
+        for blocks, states in zip(self.blocks, caches, strict=True):
+            evaluate = ApplyInPlace(rows, states)
+            x = model.scheme.step(blocks, x, size, evaluate).astype(x.dtype)
+            left.append(evaluate.finish())
+        depths = jnp.full(newest.shape[0], model.num_steps)
+        return model.logits(x), left, depths, jnp.int32(model.num_steps)
 
 
 class Job(eqx.Module):
@@ -134,18 +166,23 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
     """
     model, job, offset, count = fixed
     last = run.position + count
+    # All depths in one array mean a copy of every step's weights and caches for every token.
+    apart = Apart(model) if isinstance(job.decoder, FullDepth) else None
+    if apart is not None:
+        run = run._replace(caches=unstack(run.caches, model.num_steps))
 
     def body(run: Run) -> Run:
         tokens, depths, caches, position, work = run
         newest = jax.lax.dynamic_slice_in_dim(tokens, position - 1, 1, axis=1)
         start = position - 1 - offset
-        logits, caches, used, made = job.decoder(
+        logits, caches, used, made = (job.decoder if apart is None else apart)(
             model, newest, caches, start, position <= job.lengths
         )
         tokens = put(tokens, job.choose(tokens, logits, position), position)
         return Run(tokens, put(depths, used, position), caches, position + 1, work + made)
 
-    return jax.lax.while_loop(lambda run: run.position < last, body, run)
+    run = jax.lax.while_loop(lambda run: run.position < last, body, run)
+    return run if apart is None else run._replace(caches=stack(run.caches))
 
 
 class Request(NamedTuple):

@@ -83,6 +83,22 @@ class ApplyCached:
         return tuple(self.new)
 
 
+class ApplyInPlace:
+    """As `ApplyCached`, but it leaves behind whole states, for states that are arrays of their own:
+    what is written before it is read need not be copied."""
+
+    def __init__(self, rows: Rows, states: tuple[Any, ...]):
+        self.rows, self.states, self.new = rows, states, []
+
+    def __call__(self, branch: Branch, x: Hidden) -> Hidden:
+        y, state = branch.extend(x, self.rows, self.states[len(self.new)])
+        self.new.append(state)
+        return y
+
+    def finish(self) -> tuple[Any, ...]:
+        return tuple(self.new)
+
+
 class InitCaches:
     """Empty caches for the calls a step makes; evaluates nothing."""
 
@@ -188,7 +204,13 @@ class AbstractStepScheme(AbstractScheme):
             return x, (apply.finish(), x if save else None)
 
         end, (aux, states) = scan(
-            body, x, (blocks, per_step, sizes), num_steps=num_steps, remat=remat
+            body,
+            x,
+            (blocks, per_step, sizes),
+            num_steps=num_steps,
+            remat=remat,
+            # With caches there is nothing to keep, and a loop reads fewer of them at once.
+            unroll=not isinstance(per_step, tuple),
         )
         trajectory = jnp.concatenate([x[None], states]) if save else None
         return Solution(end, aux, trajectory, num_steps * self.evaluations_per_step())

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from qkvflow.blocks.base import Block, Rows
+from qkvflow.blocks.kernels import forward_mode
 from qkvflow.errors import UserError
 from qkvflow.fields.base import take
 from qkvflow.lm import LanguageModel
@@ -45,7 +46,9 @@ class DepthFlow(eqx.Module):
 
     def __call__(self, x: Hidden, step: int | Int[Array, ""]) -> Hidden:
         blocks = tuple(take(stage, step) for stage in self.blocks)
-        return self.scheme.step(blocks, x, self.size, ApplyFull(self.rows, None))
+        # Exponents are found by differentiating this map in forward mode.
+        with forward_mode():
+            return self.scheme.step(blocks, x, self.size, ApplyFull(self.rows, None))
 
 
 def depth_flow(model: LanguageModel, seq: int, num_steps: int | None = None) -> DepthFlow:

@@ -16,13 +16,24 @@ from typing import Any
 
 import jax
 
+MAX_UNROLLED = 8
+"""Steps written out one after another. What a step keeps for the backward pass then stays where it
+was computed; a loop copies it into stacks and out of them again, a fifth of a training step on a
+CPU. Programs grow with it, and so does the time to compile them."""
+
 
 def scan(
-    step: Callable[..., tuple[Any, Any]], x: Any, inputs: Any, *, num_steps: int, remat: str
+    step: Callable[..., tuple[Any, Any]],
+    x: Any,
+    inputs: Any,
+    *,
+    num_steps: int,
+    remat: str,
+    unroll: bool = True,
 ) -> tuple[Any, Any]:
     """`jax.lax.scan(step, x, inputs)` over depth, with that rematerialisation."""
     if remat == "none":
-        return jax.lax.scan(step, x, inputs)
+        return jax.lax.scan(step, x, inputs, unroll=unrolled(num_steps) if unroll else 1)
     # A loop's body cannot be merged with its recomputation, so nothing else need prevent it.
     step = jax.checkpoint(step, prevent_cse=False)
     length = group_length(num_steps) if remat == "everything" else 1
@@ -41,6 +52,11 @@ def scan(
     group = jax.checkpoint(group, prevent_cse=False)
     x, outputs = jax.lax.scan(group, x, jax.tree.map(grouped, inputs))
     return x, jax.tree.map(flat, outputs)
+
+
+def unrolled(num_steps: int) -> int:
+    """How many steps are written out in the body of the loop: all of them, or equal parts."""
+    return max(n for n in range(1, MAX_UNROLLED + 1) if num_steps % n == 0)
 
 
 def group_length(num_steps: int) -> int:
