@@ -38,7 +38,7 @@ DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
 )
 
 # Tints of a verdict, of the row against the column.
-BETTER, WORSE, EQUAL = "#cfe3f5", "#f9dcc9", "#dfe3e6"
+TINTS = {"better": "#cfe3f5", "worse": "#f9dcc9", "equivalent": "#dfe3e6"}
 
 
 def colour(index: int) -> str:

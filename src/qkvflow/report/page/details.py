@@ -5,9 +5,9 @@ from typing import Any
 
 from qkvflow.experiment.records import Record
 from qkvflow.report import numbers
+from qkvflow.report.charts.markup import swatch
 from qkvflow.report.content import Report
 from qkvflow.report.page.markup import Raw, tag
-from qkvflow.report.palette import LIGHT
 
 SHAPE = ("d_model", "num_steps", "num_heads")
 # Shown where models differ in them.
@@ -27,7 +27,7 @@ def _samples(report: Report) -> Raw | None:
             when = f"seed {sample.seed}" + (f", step {sample.step:,}" if sample.step else "")
             head = tag(
                 "h3",
-                tag("i", class_=f"swatch m{model.index % len(LIGHT)}"),
+                swatch(model.index),
                 model.label,
                 " ",
                 tag("small", when),

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from qkvflow.report.analysis.charts import Section
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.parts import Section
 from qkvflow.report.analysis.sections import lyapunov, spectra, state_space, trajectory, weights
 
 SECTIONS: dict[str, Callable[[Content], Section]] = {
