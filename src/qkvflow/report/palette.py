@@ -26,6 +26,8 @@ DARK = (
     "#f4f4f4",
 )
 PAPER, NIGHT = "#ffffff", "#14171c"
+# Text that stands back, and lines behind everything.
+SOFT, LINE = "#59616b", "#dfe3e7"
 
 # Matplotlib's names; the page draws the same shapes under the same numbers.
 MARKERS = ("o", "s", "^", "D", "v")

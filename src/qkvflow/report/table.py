@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qkvflow.report.content import Baseline, Model, Report
+from qkvflow.report.content import Model, Report
 from qkvflow.report.costs import fastest
 from qkvflow.report.findings import beside_trigram, best
-
-COLUMNS = ("loss", "bits", "params", "flops", "ms", "memory", "seeds")
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,6 @@ class Row:
     interval: Mapping[str, Any] | None
     bits: float | None
     model: Model | None = None
-    baseline: Baseline | None = None
     best: frozenset[str] = frozenset()
     beside_trigram: str | None = None
 
@@ -61,7 +58,6 @@ def rows(report: Report) -> list[Row]:
                         loss=baseline.losses[report.metric],
                         interval=None,
                         bits=baseline.bits_per_byte[report.metric],
-                        baseline=baseline,
                     )
                 )
     return made

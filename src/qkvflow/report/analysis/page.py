@@ -6,8 +6,8 @@ from qkvflow.report import numbers
 from qkvflow.report.analysis.content import Content
 from qkvflow.report.analysis.parts import Numbers, Section
 from qkvflow.report.charts.description import Figure, page_data
-from qkvflow.report.charts.markup import figure_of, scroll, shades
-from qkvflow.report.page.markup import Raw, tag
+from qkvflow.report.charts.markup import figure_of, shades
+from qkvflow.report.page.markup import Raw, table, tag
 from qkvflow.report.page.shell import asset, document
 
 
@@ -58,16 +58,7 @@ def _section(content: Content, section: Section) -> Raw:
 def _part(part: Figure | Numbers) -> Raw:
     if isinstance(part, Figure):
         return figure_of(part, "h3")
-    heads = [
-        tag("th", head, scope="col", class_="number" if i else None)
-        for i, head in enumerate(part.heads)
-    ]
-    lines = [
-        tag("tr", tag("th", row[0], scope="row"), [tag("td", c, class_="number") for c in row[1:]])
-        for row in part.rows
-    ]
-    table = tag("table", tag("thead", tag("tr", heads)), tag("tbody", lines))
-    parts = tag("h3", part.title), scroll(table, part.title), tag("figcaption", part.note)
+    parts = tag("h3", part.title), table(part.heads, part.rows), tag("figcaption", part.note)
     return tag("figure", parts)
 
 

@@ -22,22 +22,37 @@ _BEFORE = {"start": 0.0, "end": 1.0, "middle": 0.5}
 Box = tuple[float, float, float, float]
 
 
-def beside(points: Sequence[tuple[float, float, str]], x: Axis, y: Axis) -> list[Label | None]:
-    """A label for each (x, y, text), lowest first; None where a name would hide its neighbours."""
+def beside(
+    points: Sequence[tuple[float, float, str]],
+    x: Axis,
+    y: Axis,
+    whiskers: Sequence[tuple[float, float, float]] = (),
+) -> list[Label | None]:
+    """A label for each (x, y, text), lowest first; None where a name would hide its neighbours.
+
+    Names keep clear of points, of each other and, if they can, of `whiskers`: (x, low, high).
+    """
     shares = [(share(x, px), share(y, py)) for px, py, _ in points]
     places = [[(px * width, py * height) for width, height in FRAMES] for px, py in shares]
     spots = [[each[frame] for each in places] for frame in range(len(FRAMES))]
     taken = [[(px - 0.5, py - 0.5, px + 0.5, py + 0.5) for px, py in each] for each in spots]
+    spans = []
+    for width, height in FRAMES:
+        lines = [(share(x, at) * width, share(y, a), share(y, b)) for at, a, b in whiskers]
+        spans.append([(at - 0.15, a * height, at + 0.15, b * height) for at, a, b in lines])
     found: list[Label | None] = [None] * len(points)
-    for i in sorted(range(len(points)), key=lambda i: shares[i][1]):
-        for anchor, dy in _NEAR:
-            label = Label(points[i][2], _AWAY[anchor], dy, anchor)
-            boxes = [_box(label, *place) for place in places[i]]
-            if all(map(_free, boxes, FRAMES, taken)):
-                for box, others in zip(boxes, taken, strict=True):
-                    others.append(box)
-                found[i] = label
-                break
+    # A name that finds no place may cross a whisker.
+    for clear in (True, False):
+        for i in sorted(range(len(points)), key=lambda i: shares[i][1]):
+            for anchor, dy in _NEAR if found[i] is None else ():
+                label = Label(points[i][2], _AWAY[anchor], dy, anchor)
+                boxes = [_box(label, *place) for place in places[i]]
+                others = [a + b if clear else a for a, b in zip(taken, spans, strict=True)]
+                if all(map(_free, boxes, FRAMES, others)):
+                    for box, each in zip(boxes, taken, strict=True):
+                        each.append(box)
+                    found[i] = label
+                    break
     return found
 
 

@@ -72,13 +72,13 @@ function scale(axis, [low, high], [from, to]) {
 function ticks(axis, low, high, most) {
   const { steps, divide, suffix = "", marks = [] } = axis.ticks;
   for (const level of marks) {
-    const found = level.filter(([value]) => value >= low && value <= high);
+    const found = level.filter(([value]) => value * (1 + 1e-9) >= low && value <= high * (1 + 1e-9));
     if (found.length <= most || level === marks.at(-1)) return found;
   }
   const [step, digits] = steps.filter(([size]) => (high - low) / size <= most).at(-1) || steps[0];
   const found = [];
   for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i++) {
-    const text = `${((i * step) / divide).toFixed(digits)}${suffix}`.replace("-", "−");
+    const text = `${((i * step) / divide).toFixed(digits)}${suffix}`.replaceAll("-", "−");
     found.push([i * step, i ? text : "0"]);
   }
   return found;

@@ -26,10 +26,6 @@ def swatch(index: int) -> Raw:
     return tag("i", class_=f"swatch m{index % len(LIGHT)}")
 
 
-def scroll(table: Raw, label: str) -> Raw:
-    return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
-
-
 def shades() -> str:
     """Backgrounds from nothing to the accent: a style attribute would not be allowed."""
     return f":root{{--shade:{MORE}}}" + "".join(
@@ -52,11 +48,11 @@ def _grid(grid: Grid, title: str) -> list[Raw | None]:
     look = "matrix" if grid.keys else "lens"
     table = tag("table", tag("thead", head), tag("tbody", body), class_=look)
     if not grid.keys:
-        return [scroll(table, title)]
+        return [tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=title)]
     keys = [tag("span", text, class_=f"key {tint}") for tint, text in grid.keys]
     return [
         tag("p", keys, class_="keys"),
-        scroll(table, title),
+        tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=title),
         tag("p", PROMPT, class_="chosen", aria_live="polite"),
     ]
 

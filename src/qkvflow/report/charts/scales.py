@@ -3,26 +3,25 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import Axis, Ticks, View
 
-_DENSITIES = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,))
+_FACTORS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 
 
 def axis(
     label: str,
-    seen: Iterable[float | None],
+    seen: Iterable[float | int | None],
     *,
     log: bool = False,
     zero: bool = False,
     pad: float = 0.05,
     digits: int | None = None,
     whole: bool = False,
-    marks: Sequence[float] = (),
+    marks: Sequence[float | int] = (),
 ) -> Axis:
     """An axis that shows these values; `whole` counts, and `marks` are the only ticks."""
     low, high = fit(seen, log=log, zero=zero, pad=pad)
@@ -41,7 +40,7 @@ def axis(
 
 
 def fit(
-    seen: Iterable[float | None], *, log: bool = False, zero: bool = False, pad: float = 0.05
+    seen: Iterable[float | int | None], *, log: bool = False, zero: bool = False, pad: float = 0.05
 ) -> tuple[float, float]:
     """The range of values with room at both ends."""
     known = [float(v) for v in seen if v is not None and math.isfinite(v) and (v > 0 or not log)]
@@ -69,7 +68,11 @@ def share(axis: Axis, value: float) -> float:
 def ticks(axis: Axis, low: float, high: float, most: int) -> list[tuple[float, str]]:
     """The densest ticks of which there are no more than `most`."""
     for level in axis.ticks.marks:
-        found = [(value, text) for value, text in level if low <= value <= high]
+        found = [
+            (value, text)
+            for value, text in level
+            if low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)
+        ]
         if len(found) <= most or level is axis.ticks.marks[-1]:
             return found
     fitting = [each for each in axis.ticks.steps if (high - low) / each[0] <= most]
@@ -81,7 +84,7 @@ def ticks(axis: Axis, low: float, high: float, most: int) -> list[tuple[float, s
 def tick(value: float) -> str:
     """50.0M as 50M."""
     if 0 < abs(value) < 1e-3:
-        return f"{value:.0e}".replace("e-0", "e-")
+        return f"{value:.0e}".replace("e-0", "e−")
     text = numbers.short(value)
     digits = text.rstrip("kMGTPE")
     unit = text[len(digits) :]
@@ -98,7 +101,7 @@ def width_of(text: str) -> float:
 def _text(ticks: Ticks, value: float, digits: int) -> str:
     if value == 0:
         return "0"
-    return f"{value / ticks.divide:.{digits}f}{ticks.suffix}".replace("-", "−", 1)
+    return f"{value / ticks.divide:.{digits}f}{ticks.suffix}".replace("-", "−")
 
 
 def _linear(low: float, high: float) -> Ticks:
@@ -118,14 +121,23 @@ def _linear(low: float, high: float) -> Ticks:
 
 
 def _log(low: float, high: float) -> Ticks:
-    decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    spread: list[Any] = [
-        [float(f"{factor}e{e}") for e in decades for factor in factors] for factors in _DENSITIES
-    ]
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    spread = [[float(f"{factor}e{e}") for e in decades for factor in each] for each in _FACTORS]
     # Over many decades even the powers of ten are too many.
     spread.append([float(f"1e{e}") for e in decades if e % max(1, -(-len(decades) // 4)) == 0])
-    return Ticks(marks=tuple(tuple((v, tick(v)) for v in level) for level in spread))
+    if high < 4 * low:
+        # Too narrow for factors: round distances.
+        steps = [s for s, _ in _linear(low, high).steps[:7]]
+        spread += [
+            [i * step for i in range(int(low / step), int(high / step) + 1)] for step in steps
+        ]
+    inside = [
+        [(v, tick(v)) for v in each if low <= v * (1 + 1e-9) and v <= high * (1 + 1e-9)]
+        for each in spread
+    ]
+    usable = [each for each in inside if len(each) > 1] or [max(inside, key=len)]
+    return Ticks(marks=tuple(tuple(each) for each in sorted(usable, key=len, reverse=True)))
 
 
-def _named(marks: Sequence[float]) -> Ticks:
+def _named(marks: Sequence[float | int]) -> Ticks:
     return Ticks(marks=(tuple((float(v), tick(v)) for v in np.unique(marks)),))

@@ -61,7 +61,7 @@ def printed(report: Report) -> dict[str, Figure]:
             sheets[name] = found[0][1]
         else:
             panels = [
-                replace(panel, title=f"{panel.title}\n{group.title}".strip())
+                replace(panel, title=f"{group.title}\n{panel.title}".strip())
                 for group, figure in found
                 for panel in figure.panels
             ]

@@ -24,7 +24,6 @@ def depth(report: Report, number: int) -> Figure | None:
         "The trained models run with another number of depth steps; the band is the range over"
         " seeds, the ring marks the steps trained with.",
         (Plot("", x, y, series, height=27.0, ends=True),),
-        columns=1,
         legend=True,
     )
 

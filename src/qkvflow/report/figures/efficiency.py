@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from qkvflow.report import numbers
-from qkvflow.report.charts.description import Axis, Figure, Plot, Series, Values, values
+from qkvflow.report.charts.description import Axis, Figure, Plot, Series, values
 from qkvflow.report.charts.labels import beside
 from qkvflow.report.charts.scales import axis
 from qkvflow.report.content import Model, Report
@@ -21,7 +21,7 @@ def efficiency(report: Report, number: int) -> Figure | None:
     models, metric = report.compared(number), report.metric
     if not models:
         return None
-    seen = [v for m in models for v in (m.metric(metric)["mean"], *_ends(m, metric))]
+    seen = [v for m in models for v in (m.metric(metric)["mean"], *(_ends(m, metric) or ()))]
     y = axis(f"{metric} loss, nats per token", seen, pad=0.1, digits=4)
     measured = all(m.speed is not None and m.speed.measured for m in models)
     time = (
@@ -29,7 +29,7 @@ def efficiency(report: Report, number: int) -> Figure | None:
         if measured
         else "Time is that of training itself, evaluation and compilation left out."
     )
-    panels = (_panel(models, name, y, metric) for name in COSTS)
+    panels = [p for name in COSTS if (p := _panel(models, name, y, metric)) is not None]
     return Figure(
         f"efficiency-{number}",
         f"Loss against what it costs{report.suffix(number)}",
@@ -37,13 +37,14 @@ def efficiency(report: Report, number: int) -> Figure | None:
         f" and training time (logarithmic). {time} The line is the Pareto front of the means: no"
         " other model is cheaper and lower. Overlapping intervals mean that the front is not"
         " certain.",
-        tuple(panel for panel in panels if panel is not None),
+        tuple(panels),
+        legend=any(None in series.labels for panel in panels for series in panel.series),
     )
 
 
-def _ends(model: Model, metric: str) -> Values:
+def _ends(model: Model, metric: str) -> tuple[float, float] | None:
     ends = model.metric(metric)["t_interval"]
-    return values([float("nan") if ends[key] is None else ends[key] for key in ("low", "high")])
+    return None if ends["low"] is None else (ends["low"], ends["high"])
 
 
 def _panel(models: list[Model], name: str, y: Axis, metric: str) -> Plot | None:
@@ -52,7 +53,9 @@ def _panel(models: list[Model], name: str, y: Axis, metric: str) -> Plot | None:
     if not costs:
         return None
     x = axis(COSTS[name], costs.values(), log=True, pad=0.2)
-    labels = beside([(at, means[label], label) for label, at in costs.items()], x, y)
+    ends = {model.label: _ends(model, metric) for model in models}
+    whiskers = [(at, *e) for label, at in costs.items() if (e := ends[label]) is not None]
+    labels = beside([(at, means[label], label) for label, at in costs.items()], x, y, whiskers)
     placed = dict(zip(costs, labels, strict=True))
     series = []
     best = [label for label in front(models, name, metric) if label in costs]
@@ -61,7 +64,7 @@ def _panel(models: list[Model], name: str, y: Axis, metric: str) -> Plot | None:
         series.append(Series("", 0, *steps, look="front", members=tuple(best)))
     for model in models:
         if model.label in costs:
-            at, (low, high) = costs[model.label], _ends(model, metric)
+            at, own = costs[model.label], values(ends[model.label] or ())
             loss = ("loss", f"{numbers.loss(means[model.label])} nats")
             spent = (COSTS[name], TEXTS[name](at))
             series.append(
@@ -70,8 +73,8 @@ def _panel(models: list[Model], name: str, y: Axis, metric: str) -> Plot | None:
                     model.index,
                     values([at]),
                     values([means[model.label]]),
-                    () if low is None else (low,),
-                    () if high is None else (high,),
+                    own[:1],
+                    own[1:],
                     look="points",
                     labels=(placed[model.label],),
                     tips=((loss, *interval_tip(model, metric), spent),),

@@ -1,12 +1,13 @@
 """The middle of the page: the figures, and the tables that belong to them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import Figure
 from qkvflow.report.charts.markup import figure_of, swatch
 from qkvflow.report.content import Model, Reach, Report
-from qkvflow.report.page.markup import Raw, tag
+from qkvflow.report.page.markup import Raw, table, tag
 
 
 def sections(report: Report, groups: Sequence[Mapping[str, Figure]]) -> Raw:
@@ -43,30 +44,20 @@ def _chips(report: Report) -> Raw | None:
 
 
 def _depth_table(models: list[Model]) -> Raw:
-    lines = [
-        tag(
-            "tr",
-            tag("th", model.label, scope="row"),
-            tag("td", each.scheme),
-            tag("td", "adaptive" if each.num_steps is None else each.num_steps, class_="number"),
-            tag("td", numbers.loss(each.mean), class_="number"),
-            tag("td", f"{numbers.loss(each.low)} – {numbers.loss(each.high)}", class_="number"),
+    heads = ("Model", "Scheme", "Steps", "Nats per token", "Range over seeds")
+    rows = [
+        (
+            model.label,
+            each.scheme,
+            "adaptive" if each.num_steps is None else each.num_steps,
+            numbers.loss(each.mean),
+            f"{numbers.loss(each.low)} – {numbers.loss(each.high)}",
         )
         for model in models
         for each in model.evaluations
     ]
-    return _folded(
-        "Loss at other depths as a table",
-        ("Model", "Scheme", "Steps", "Nats per token", "Range over seeds"),
-        lines,
-        "depths",
-    )
-
-
-def _folded(summary: str, heads: tuple[str, ...], lines: list[Raw], name: str) -> Raw:
-    head = tag("tr", [tag("th", head, scope="col") for head in heads])
-    table = tag("table", tag("thead", head), tag("tbody", lines))
-    return tag("details", tag("summary", summary), tag("div", table, class_="scroll"), id=name)
+    summary = tag("summary", "Loss at other depths as a table")
+    return tag("details", summary, table(heads, rows, words=2), id="depths")
 
 
 def _reach(report: Report, number: int) -> Raw | None:
@@ -74,32 +65,31 @@ def _reach(report: Report, number: int) -> Raw | None:
     group, models = report.groups[number], [m for m in report.of(number) if m.reach and m.seeds]
     if not group.thresholds or not models:
         return None
-    heads = [
-        tag("th", f"{numbers.loss(loss)} nats", tag("small", text), scope="col", class_="number")
-        for loss, text in group.thresholds.items()
+    wanted = group.thresholds.items()
+    heads = [[f"{numbers.loss(loss)} nats", tag("small", text)] for loss, text in wanted]
+    rows = [
+        [
+            [swatch(model.index), model.label],
+            *(_reached((model.reach or {})[threshold]) for threshold in group.thresholds),
+        ]
+        for model in models
     ]
-    lines = []
-    for model in models:
-        name = (swatch(model.index), model.label)
-        cells = [_reached((model.reach or {})[threshold]) for threshold in group.thresholds]
-        lines.append(tag("tr", tag("th", name, scope="row"), cells))
-    head = tag("tr", tag("th", "Validation loss", scope="col"), heads)
     note = (
         "Training time and FLOPs, medians over the seeds that got there, off the training curves."
     )
     return tag(
         "section",
         tag("h2", f"Time to reach a loss{report.suffix(number)}"),
-        tag("div", tag("table", tag("thead", head), tag("tbody", lines)), class_="scroll"),
+        table(["Validation loss", *heads], rows),
         tag("p", note, class_="note"),
         class_="reach",
     )
 
 
-def _reached(reach: Reach) -> Raw:
+def _reached(reach: Reach) -> list[Any]:
     who = f"{reach.reached} of {reach.seeds} seeds"
     if not reach.reached:
-        return tag("td", "never", tag("small", who), class_="number")
+        return ["never", tag("small", who)]
     flops = f"{numbers.short(reach.flops)} FLOPs, " if reach.flops is not None else ""
     time = "time unknown" if reach.seconds is None else f"{numbers.three(reach.seconds)} s"
-    return tag("td", time, tag("small", flops + who), class_="number")
+    return [time, tag("small", flops + who)]

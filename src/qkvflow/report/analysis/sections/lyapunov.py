@@ -40,7 +40,6 @@ def section(content: Content) -> Section:
                 f"The leading {k} of {int(arrays['size'])}: the logarithms of the factors by which "
                 "the fastest growing perturbations grow.",
                 (lines("", "number", "exponent", shown),),
-                columns=1,
             ),
             Figure(
                 "lyapunov_growth",
@@ -54,7 +53,6 @@ def section(content: Content) -> Section:
                         bundle(ts, along, [f"exponent {i + 1}" for i in range(k)]),
                     ),
                 ),
-                columns=1,
             ),
             Figure(
                 "lyapunov_per_token",
@@ -64,7 +62,6 @@ def section(content: Content) -> Section:
                 "Jacobian alone, the quantity of Tong et al., as if tokens did not act on each "
                 "other.",
                 (lines("", "token", "growth factor", per_token, log=True),),
-                columns=1,
             ),
         ),
     )

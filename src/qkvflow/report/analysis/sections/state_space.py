@@ -27,14 +27,12 @@ def section(content: Content) -> Section:
                 "Memory half-life",
                 f"After so many tokens half of a state is forgotten (logarithmic). {told}",
                 panels("half_lives", "tokens", log=True),
-                columns=min(3, len(layers)),
             ),
             Figure(
                 "state_space_eigenvalues",
                 "Eigenvalues of the discrete transition",
                 f"exp(ΔA): 1 keeps everything, 0 nothing. {told}",
                 panels("eigenvalues", "eigenvalue"),
-                columns=min(3, len(layers)),
             ),
         ),
     )

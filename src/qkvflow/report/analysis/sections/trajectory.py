@@ -47,7 +47,6 @@ def section(content: Content) -> Section:
                 "One path per token, coloured by t, in the two directions in which the states vary "
                 f"most ({shares[0]:.0f} % and {shares[1]:.0f} % of the variance).",
                 (_map(content, ts, arrays["projection"]),),
-                columns=1,
             ),
             Figure(
                 "trajectory_lens",
@@ -55,7 +54,6 @@ def section(content: Content) -> Section:
                 "The most likely next token after each token of the text, if the model stopped at "
                 "t. The stronger the colour, the more probable.",
                 (_lens(content, ts),),
-                columns=1,
             ),
             Figure(
                 "trajectory_settling",
@@ -63,14 +61,12 @@ def section(content: Content) -> Section:
                 "KL divergence of the final prediction from the one at t, in nats, and the entropy "
                 "of the prediction at t: median and middle 80 % of the tokens.",
                 (lines("", "t", "nats", settling),),
-                columns=1,
             ),
             Figure(
                 "trajectory_agreement",
                 "How often it is already the final one",
                 "The share of positions whose most likely next token at t is the final one.",
                 (lines("", "t", "share", agreement),),
-                columns=1,
             ),
         ),
     )
