@@ -132,9 +132,9 @@ def test_names_touch_neither_points_nor_each_other():
                 assert apart or (a[1] - a[0] < 1 and b[1] - b[0] < 1)
 
 
-def test_names_of_rules_have_two_levels():
+def test_names_of_rules_have_levels_of_their_own():
     rules = [Rule(value, f"baseline {value}") for value in (1.0, 1.02, 1.04, 3.0, 9.0)]
-    assert above(rules, 0.5, 4.0) == (0, 1, None, 0, None)
+    assert above(rules, 0.5, 4.0) == (0, 1, 2, 0, None)
 
 
 def test_a_name_stands_in_print_where_the_description_puts_it():

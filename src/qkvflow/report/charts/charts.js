@@ -11,7 +11,7 @@ function rows(host, panel, width, state) {
   const gutter = narrow ? 4 : Math.min(210, 16 + Math.max(...shown.map((row) => widthOf(row.name))));
   const each = narrow ? 44 : 32;
   const view = panel.x.views[state.view] || panel.x.views[0];
-  const top = (panel.rules ? 32 : 8);
+  const top = 8 + 13 * (1 + Math.max(-1, ...known(view.levels || [])));
   const box = { left: gutter, right: width - 14, top, bottom: top + shown.length * each };
   const range = state.view || shown.length === panel.rows.length
     ? [view.low, view.high]
@@ -94,7 +94,12 @@ function plot(host, panel, width, state) {
   for (const one of shown) {
     (one.labels || []).forEach((label, i) => {
       if (!label || one.x[i] < dx[0] || one.x[i] > dx[1]) return;
-      const at = { x: x(one.x[i]) + EM * label.dx, y: y(one.y[i]) - EM * label.dy + 4, "text-anchor": label.anchor };
+      const px = x(one.x[i]);
+      const wide = EM * Math.abs(label.dx) + widthOf(label.text);
+      // Where the axes have moved a name may stand on the other side of its point.
+      const turn = label.anchor === "start" ? px + wide > box.right + 12 : label.anchor === "end" && px - wide < box.left;
+      const side = turn ? { start: "end", end: "start" }[label.anchor] : label.anchor;
+      const at = { x: px + (turn ? -EM : EM) * label.dx, y: y(one.y[i]) - EM * label.dy + 4, "text-anchor": side };
       names.push(draw(svg, "text", { class: `name halo ${colour(one.index)}`, ...at }, label.text));
     });
   }

@@ -58,7 +58,7 @@ def beside(
 
 def above(rules: Sequence[Rule], low: float, high: float) -> tuple[int | None, ...]:
     """The level of each vertical rule's name above the frame; None off the axis or without room."""
-    ends, levels = [float("-inf")] * 2, dict[int, int]()
+    ends, levels = [float("-inf")] * 3, dict[int, int]()
     for i in sorted(range(len(rules)), key=lambda i: rules[i].value):
         if not low <= rules[i].value <= high:
             continue

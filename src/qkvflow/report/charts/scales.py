@@ -9,7 +9,15 @@ import numpy as np
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import Axis, Ticks, View
 
-_FACTORS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+# The first is for parts of an axis that a reader has chosen.
+_FACTORS = (
+    tuple(i / 10 for i in range(10, 100)),
+    (1, 1.5, 2, 3, 4, 5, 6, 8),
+    (1, 2, 3, 5),
+    (1, 2, 5),
+    (1, 3),
+    (1,),
+)
 
 
 def axis(
@@ -68,11 +76,7 @@ def share(axis: Axis, value: float) -> float:
 def ticks(axis: Axis, low: float, high: float, most: int) -> list[tuple[float, str]]:
     """The densest ticks of which there are no more than `most`."""
     for level in axis.ticks.marks:
-        found = [
-            (value, text)
-            for value, text in level
-            if low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)
-        ]
+        found = [each for each in level if _within(each[0], low, high)]
         if len(found) <= most or level is axis.ticks.marks[-1]:
             return found
     fitting = [each for each in axis.ticks.steps if (high - low) / each[0] <= most]
@@ -84,7 +88,7 @@ def ticks(axis: Axis, low: float, high: float, most: int) -> list[tuple[float, s
 def tick(value: float) -> str:
     """50.0M as 50M."""
     if 0 < abs(value) < 1e-3:
-        return f"{value:.0e}".replace("e-0", "e−")
+        return f"{value:.0e}".replace("e-0", "e-").replace("-", "−")
     text = numbers.short(value)
     digits = text.rstrip("kMGTPE")
     unit = text[len(digits) :]
@@ -102,6 +106,11 @@ def _text(ticks: Ticks, value: float, digits: int) -> str:
     if value == 0:
         return "0"
     return f"{value / ticks.divide:.{digits}f}{ticks.suffix}".replace("-", "−")
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    """Ends count, whatever a logarithm and back has done to their last digit."""
+    return low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)
 
 
 def _linear(low: float, high: float) -> Ticks:
@@ -131,10 +140,7 @@ def _log(low: float, high: float) -> Ticks:
         spread += [
             [i * step for i in range(int(low / step), int(high / step) + 1)] for step in steps
         ]
-    inside = [
-        [(v, tick(v)) for v in each if low <= v * (1 + 1e-9) and v <= high * (1 + 1e-9)]
-        for each in spread
-    ]
+    inside = [[(v, tick(v)) for v in each if _within(v, low, high)] for each in spread]
     usable = [each for each in inside if len(each) > 1] or [max(inside, key=len)]
     return Ticks(marks=tuple(tuple(each) for each in sorted(usable, key=len, reverse=True)))
 
