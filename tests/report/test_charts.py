@@ -43,7 +43,7 @@ def sweep_points() -> list[dict[str, Any]]:
             "tolerance": None,
             "nats": 1.8 + 0.5 / steps,
             "standard_error": 0.01,
-            "flops_per_token": 1e6 * steps * cost[scheme],
+            "flops_per_token": 10**6 * steps * cost[scheme],
             "ms_per_token": 0.02 * steps * cost[scheme],
             "trained": (scheme, steps) == ("euler", 6),
         }

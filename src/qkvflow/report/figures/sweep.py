@@ -27,7 +27,7 @@ def quality_against_compute(points: Sequence[Mapping[str, Any]], title: str) -> 
 def _panel(points: Sequence[Mapping[str, Any]], cost: str, label: str, y: Axis) -> Plot:
     ordered = sorted(points, key=lambda p: p[cost])
     x = axis(label, [p[cost] for p in points], log=True, pad=0.08)
-    placed = beside([(p[cost], p["nats"], _setting(p)) for p in ordered], x, y)
+    placed = beside([(float(p[cost]), p["nats"], _setting(p)) for p in ordered], x, y)
     schemes = dict.fromkeys(p["scheme"] for p in points)
     series = []
     for index, scheme in enumerate(schemes):
