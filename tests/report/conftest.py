@@ -25,7 +25,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without PNG and PDF, for tests that look at something else."""
-    monkeypatch.setattr(build, "_figures", lambda report, directory: ())
+    monkeypatch.setattr(build, "save", lambda figures, directory: ())
 
 
 @pytest.fixture(scope="session")

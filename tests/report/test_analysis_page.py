@@ -13,7 +13,7 @@ import qkvflow
 from qkvflow.analysis import ANALYSES, Subject, analyse, choose
 from qkvflow.errors import UserError
 from qkvflow.report.analysis import AnalysisPaths, build_analysis
-from qkvflow.report.analysis.charts import visible
+from qkvflow.report.analysis.parts import visible
 from qkvflow.report.analysis.sections import SECTIONS
 
 # Nothing a token says may become markup.

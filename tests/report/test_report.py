@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,9 @@ from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.files import write_json
 from qkvflow.report import ReportPaths, build_report, print_summary
+from qkvflow.report.charts.printed import STYLE, draw
 from qkvflow.report.figures import FIGURES
-from qkvflow.report.figures.style import STYLE
+from qkvflow.report.figures import printed as printed_figures
 from qkvflow.report.findings import best, cautions, headlines, unbeaten
 
 FEW = {name: MODELS[name] for name in ("standard", "tong", "shared")}
@@ -43,8 +46,8 @@ def draw_all(paths: ReportPaths) -> None:
     """Lay out every figure, which is where drawing fails if it does."""
     with mpl.rc_context():
         mpl.rcParams.update(STYLE)
-        for function in FIGURES.values():
-            function(paths.report).draw_without_rendering()
+        for figure in printed_figures(paths.report).values():
+            draw(figure).draw_without_rendering()
 
 
 def test_every_file_is_written(full: ReportPaths):
@@ -54,6 +57,7 @@ def test_every_file_is_written(full: ReportPaths):
     expected |= {"report.html", "results.csv", "results_table.tex"}
     expected |= {"statistics_summary.json", "significance_tests.json"}
     assert expected <= names
+    assert full.figures is not None
     for path in full.figures:
         starts = {".png": b"\x89PNG", ".pdf": b"%PDF"}
         assert path.read_bytes().startswith(starts[path.suffix])
@@ -301,7 +305,7 @@ def test_the_end_of_training_is_drawn_closer_if_there_is_more(
     tmp_path: Path, no_figures: None, every: int, panels: list[str]
 ):
     paths = build_report([experiment(tmp_path / "study", models=FEW, every=every)])
-    figure = FIGURES["training_curves"](paths.report)
+    figure = draw(printed_figures(paths.report)["training_curves"])
     assert [axes.get_title() for axes in figure.axes] == panels
 
 
@@ -319,16 +323,65 @@ def test_reports_are_reproducible(study: Path, no_figures: None):
     assert [path.read_bytes() for path in (paths.html, paths.csv, paths.tex)] == before
 
 
-def test_missing_matplotlib_is_one_line(study: Path, monkeypatch: pytest.MonkeyPatch):
-    import sys
-
-    for name in [n for n in sys.modules if n.startswith("qkvflow.report.figures")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_without_matplotlib_everything_else_is_written(study: Path):
+    """In a process of its own, in which importing matplotlib fails."""
     experiment(study, models=FEW)
-    with pytest.raises(UserError, match=r"pip install 'qkvflow\[figures\]'"):
-        build_report([study])
-    assert (study / "report.html").exists()
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from qkvflow.cli import main\n"
+        f"sys.exit(main(['report', {str(study)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'qkvflow[figures]'" in done.stdout
+    shown = re.sub(r"\s+", " ", done.stdout)
+    for row in csv.DictReader(io.StringIO((study / "results.csv").read_text())):
+        assert f"{float(row['nats_per_token']):.4f}" in shown
+    assert "need matplotlib" in (study / "report.html").read_text("utf-8")
+    assert (study / "results_table.tex").exists()
+    assert not (study / "figures").exists()
+
+
+def timed(study: Path, rounds: dict[str, list[float]]) -> ReportPaths:
+    """A report of models that differ in nothing but the rounds of their speed measurement."""
+    experiment(study, models={name: Made(1.7, 10**6, 1e7, 10) for name in rounds}, seeds=3)
+    models = {}
+    for name, each in rounds.items():
+        q1, median, q3 = np.quantile(each, [0.25, 0.5, 0.75])
+        models[name] = {"ms_per_step": {"median": median, "q1": q1, "q3": q3, "all": each}}
+    write_json(study / "speed.json", {"rounds": 3, "models": models})
+    return build_report([study])
+
+
+BUSY = [6.1, 6.0, 6.2], [17.2, 16.8, 17.0]
+SPEEDS = {
+    "three rounds": ({"a": BUSY[0], "b": BUSY[1]}, None),
+    "five rounds": ({"a": [6.0] * 5, "b": [17.0] * 5}, None),
+    "seven rounds": ({"a": [6.0] * 7, "b": [17.0] * 7, "c": [6.1] * 7}, "a"),
+    # The machine was busy in some rounds: as wide as the times spread, a is always ahead.
+    "paired": ({"a": [6, 30, 7, 6, 31, 6, 8], "b": [7, 33, 8, 7, 34, 7, 9]}, "a"),
+    "one round lost": ({"a": [6, 6, 6, 6, 6, 6, 20], "b": [7] * 7}, None),
+    "equal": ({"a": [6.0] * 9, "b": [6.0] * 9}, None),
+    "one of three close": ({"a": [6.0] * 9, "b": [5, 7] * 4 + [5], "c": [9.0] * 9}, None),
+    "not paired": ({"a": [6.0] * 9, "b": [17.0] * 8}, None),
+}
+
+
+@pytest.mark.parametrize("case", SPEEDS)
+def test_a_time_is_marked_only_where_the_rounds_support_it(
+    study: Path, no_figures: None, case: str
+):
+    rounds, expected = SPEEDS[case]
+    marked = [row["label"] for row in read_rows(timed(study, rounds)) if "ms" in row["best"]]
+    assert marked == ([] if expected is None else [expected])
+
+
+def test_times_of_two_sessions_are_not_ranked(tmp_path: Path, no_figures: None):
+    slow, fast = Made(1.7, 10**6, 1e7, 90), Made(1.7, 10**6, 1e7, 10)
+    one = experiment(tmp_path / "one", models={"slow": slow})
+    two = experiment(tmp_path / "two", models={"fast": fast})
+    rows = read_rows(build_report([one, two], tmp_path / "both"))
+    assert all("ms" not in row["best"] for row in rows)
 
 
 def test_the_terminal_shows_table_verdicts_and_path(full: ReportPaths):

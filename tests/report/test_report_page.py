@@ -209,6 +209,6 @@ def test_two_data_sets_make_two_figures(chromium: Browser, tmp_path: Path, no_fi
     paths = build_report([one, two], tmp_path / "both")
     chromium.open(paths.html)
     quiet(chromium, paths.html)
-    assert chromium.count("[data-figure=loss] svg") == 2
-    assert chromium.count("[data-figure=loss] .dot") == 15
+    assert chromium.count("[data-figure^=loss] svg") == 2
+    assert chromium.count("[data-figure^=loss] .dot") == 15
     assert chromium.count("#results tr.group") == 2

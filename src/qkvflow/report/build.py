@@ -7,10 +7,12 @@ from pathlib import Path
 
 from qkvflow.errors import UserError
 from qkvflow.records import collect
+from qkvflow.report.charts.files import WITHOUT, can_print, save
 from qkvflow.report.content import Report
+from qkvflow.report.figures import printed
 from qkvflow.report.gather import gather, named_pairs, plans_of
 from qkvflow.report.latex import to_latex
-from qkvflow.report.page import to_html
+from qkvflow.report.page.whole import to_html
 from qkvflow.report.spreadsheet import to_csv
 from qkvflow.statistics import write_statistics
 
@@ -23,7 +25,8 @@ class ReportPaths:
     csv: Path
     tex: Path
     statistics: tuple[Path, Path]
-    figures: tuple[Path, ...]
+    figures: tuple[Path, ...] | None
+    """None without matplotlib."""
     report: Report
 
 
@@ -37,7 +40,7 @@ def build_report(
     """Compute the statistics of the records again and write the report.
 
     One experiment gets its report in its own directory unless `out` says otherwise; several are
-    merged, into `out`. Whatever is missing is named in the report.
+    merged, into `out`. Whatever is missing is named in the report, matplotlib included.
     """
     records = collect(experiment_dirs)
     if out is None:
@@ -49,7 +52,7 @@ def build_report(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
-    missing: list[str] = []
+    missing = [] if can_print() else [WITHOUT]
     plans = plans_of(records, missing)
     pairs = named_pairs(records, plans, missing)
     paths = write_statistics(directory, records, metric=metric, margin=margin, pairs=pairs or None)
@@ -68,7 +71,7 @@ def build_report(
         csv=csv,
         tex=tex,
         statistics=paths,
-        figures=_figures(report, directory / "figures"),
+        figures=save(printed(report), directory / "figures"),
         report=report,
     )
 
@@ -76,16 +79,3 @@ def build_report(
 def _write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8", newline="\n")
     return path
-
-
-def _figures(report: Report, directory: Path) -> tuple[Path, ...]:
-    try:
-        from qkvflow.report.figures import draw
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        raise UserError(
-            "the page and the tables are written, but PNG and PDF figures need matplotlib:"
-            " pip install 'qkvflow[figures]'"
-        ) from None
-    return draw(report, directory)

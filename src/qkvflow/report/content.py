@@ -24,6 +24,8 @@ class Speed:
     measured: bool
     tokens_per_second: float | None
     compile_seconds: float | None
+    session: str | None = None
+    """Where the rounds were measured in turn: those of two sessions are not paired."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,14 @@ class Report:
 
     def of(self, group: int) -> list[Model]:
         return [model for model in self.models if model.group == group]
+
+    def compared(self, group: int) -> list[Model]:
+        """The models of a group that have a loss."""
+        return [m for m in self.of(group) if m.metric(self.metric)["mean"] is not None]
+
+    def suffix(self, group: int) -> str:
+        """What a title says of its group where there are several."""
+        return f": {self.groups[group].title}" if len(self.groups) > 1 else ""
 
     def pair(self, a: str, b: str) -> tuple[Mapping[str, Any], int]:
         """The entry of a pair and its sign: -1 when the file has it as (b, a)."""

@@ -244,6 +244,7 @@ def _speed(runs: Sequence[Record], speeds: Mapping[Path, Mapping[str, Any]]) -> 
                 measured=True,
                 tokens_per_second=finite(entry.get("tokens_per_second")),
                 compile_seconds=finite(entry.get("compile_seconds")),
+                session=None if None in rounds else str(run.experiment),
             )
     times = []
     for run in runs:

@@ -107,7 +107,7 @@ def _caption(report: Report) -> str:
         f"{report.metric.capitalize()} loss in nats per token, mean over seeds and half the width"
         " of its 95\\,\\% t interval. FLOPs are those of training, weight generation included."
         " Bold loss: better than every other model (t-tests, Holm-corrected)."
-        " Bold time: quartiles below those of every other.",
+        " Bold time: lower than every other (sign tests of paired rounds).",
     ]
     if any(row.beside_trigram for row in rows(report)):
         parts.append(r"$^{\dagger}$Not shown to beat a trigram: broken or under-trained.")

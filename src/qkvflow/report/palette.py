@@ -26,6 +26,8 @@ DARK = (
     "#f4f4f4",
 )
 PAPER, NIGHT = "#ffffff", "#14171c"
+# Text that stands back, and lines behind everything.
+SOFT, LINE = "#59616b", "#dfe3e7"
 
 # Matplotlib's names; the page draws the same shapes under the same numbers.
 MARKERS = ("o", "s", "^", "D", "v")
@@ -38,7 +40,7 @@ DASHES: tuple[tuple[float, tuple[float, ...]], ...] = (
 )
 
 # Tints of a verdict, of the row against the column.
-BETTER, WORSE, EQUAL = "#cfe3f5", "#f9dcc9", "#dfe3e6"
+TINTS = {"better": "#cfe3f5", "worse": "#f9dcc9", "equivalent": "#dfe3e6"}
 
 
 def colour(index: int) -> str:

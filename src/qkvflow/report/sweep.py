@@ -11,6 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from qkvflow.report import numbers
+from qkvflow.report.charts.files import save
+from qkvflow.report.figures.sweep import quality_against_compute
 
 Points = Sequence[Mapping[str, Any]]
 
@@ -55,11 +57,4 @@ def to_csv(points: Points) -> str:
 
 def draw_sweep(points: Points, title: str, directory: Path) -> tuple[Path, ...] | None:
     """`sweep.png` and `sweep.pdf`, or None without matplotlib."""
-    try:
-        from qkvflow.report.figures.style import save
-        from qkvflow.report.figures.sweep import quality_against_compute
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "matplotlib":
-            raise
-        return None
-    return save(lambda: quality_against_compute(points, title), directory / "sweep")
+    return save({"sweep": quality_against_compute(points, title)}, directory)

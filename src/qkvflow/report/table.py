@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qkvflow.report.content import Baseline, Model, Report
+from qkvflow.report.content import Model, Report
+from qkvflow.report.costs import fastest
 from qkvflow.report.findings import beside_trigram, best
-
-COLUMNS = ("loss", "bits", "params", "flops", "ms", "memory", "seeds")
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,6 @@ class Row:
     interval: Mapping[str, Any] | None
     bits: float | None
     model: Model | None = None
-    baseline: Baseline | None = None
     best: frozenset[str] = frozenset()
     beside_trigram: str | None = None
 
@@ -30,10 +28,11 @@ def rows(report: Report) -> list[Row]:
     """Group by group: models by loss, then n-grams by order, then the floor."""
     made = []
     for number, group in enumerate(report.groups):
-        winner, fastest = best(report, number), _fastest(report.of(number))
+        winner = best(report, number)
+        quickest = fastest(report.of(number), report.tests["all_pairs"]["alpha"])
         for model in report.of(number):
             marks = {"loss", "bits"} if model.label == winner else set()
-            if model.label == fastest:
+            if model.label == quickest:
                 marks.add("ms")
             nats = model.metric(report.metric)
             made.append(
@@ -59,17 +58,6 @@ def rows(report: Report) -> list[Row]:
                         loss=baseline.losses[report.metric],
                         interval=None,
                         bits=baseline.bits_per_byte[report.metric],
-                        baseline=baseline,
                     )
                 )
     return made
-
-
-def _fastest(models: list[Model]) -> str | None:
-    """The model whose upper quartile is below every other's lower one, measured in turn."""
-    timed = [model for model in models if model.speed is not None and model.speed.measured]
-    for model in timed:
-        others = [other.speed for other in timed if other is not model]
-        if others and all(s and model.speed and model.speed.q3 < s.q1 for s in others):
-            return model.label
-    return None

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from qkvflow.report import numbers
 from qkvflow.report.build import ReportPaths
+from qkvflow.report.charts.files import WITHOUT
 from qkvflow.report.content import Report
 from qkvflow.report.findings import cautions, headlines, leading_verdicts
 from qkvflow.report.table import Row, rows
@@ -35,6 +36,8 @@ def print_summary(paths: ReportPaths, console: Console | None = None) -> None:
         console.print()
     for caution in serious:
         console.print(Text(f"! {caution.text}", style="yellow"))
+    if paths.figures is None:
+        console.print(Text(f"! {WITHOUT}"))
     console.print()
     console.print(f"report: {escape(str(paths.html))}", soft_wrap=True, highlight=False)
 

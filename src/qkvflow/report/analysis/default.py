@@ -3,8 +3,9 @@
 import numpy as np
 
 from qkvflow.report import numbers
-from qkvflow.report.analysis.charts import Chart, LinePanel, Lines, Numbers, Section, bundle
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.parts import Numbers, Section, bundle, line, lines
+from qkvflow.report.charts.description import Figure
 
 
 def default_section(name: str, content: Content) -> Section:
@@ -26,17 +27,17 @@ def default_section(name: str, content: Content) -> Section:
     return Section(name, name, f"The arrays of {name}.npz.", (*charts, *table))
 
 
-def _lines(name: str, key: str, array: np.ndarray, ts: np.ndarray | None) -> Chart:
+def _lines(name: str, key: str, array: np.ndarray, ts: np.ndarray | None) -> Figure:
     curves = array.reshape(len(array), -1).T
     names = [key] if len(curves) == 1 else [f"{key} {i + 1}" for i in range(len(curves))]
     along = ts is not None and len(ts) == len(array)
     x = np.asarray(ts) if along else np.arange(1, len(array) + 1)
-    return Lines(
+    series = bundle(x, curves, names)
+    if len(curves) == 1 and not along:
+        series = [line(key, 0, x, curves[0], "dots")]
+    return Figure(
         f"{name}_{key}".replace("/", "_").replace("-", "_"),
         key,
         "One line per entry." if len(curves) > 1 else "",
-        "t" if along else "entry",
-        key,
-        (LinePanel("", bundle(x, curves, names)),),
-        dots=not along,
+        (lines("", "t" if along else "entry", key, series),),
     )

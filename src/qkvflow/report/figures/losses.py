@@ -1,82 +1,75 @@
 """Loss of every seed with the interval of the mean, one row per model."""
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from dataclasses import replace
 
+from qkvflow.report import numbers
+from qkvflow.report.charts.description import Figure, Row, Rows, Rule, Tip, View, values
+from qkvflow.report.charts.labels import above
+from qkvflow.report.charts.scales import axis, fit
 from qkvflow.report.content import Group, Model, Report
-from qkvflow.report.figures.style import SOFT, name_rows, notice, sheet, spread
-from qkvflow.report.palette import colour, marker
+
+PAD = 0.06
 
 
-def statistical_performance(report: Report) -> Figure:
-    found = [
-        (group, models)
-        for number, group in enumerate(report.groups)
-        if (models := [m for m in report.of(number) if m.metric(report.metric)["mean"] is not None])
-    ]
-    if not found:
-        return notice(f"No finished run has a {report.metric} loss.")
-    heights = [0.9 + 0.3 * len(models) for _, models in found]
-    figure, axes = sheet(6.5, sum(heights), len(found), gridspec_kw={"height_ratios": heights})
-    for (group, models), row in zip(found, axes, strict=True):
-        _panel(row[0], group, models, report)
-    return figure
+def losses(report: Report, number: int) -> Figure | None:
+    models, metric = report.compared(number), report.metric
+    if not models:
+        return None
+    rows = tuple(_row(model, metric) for model in models)
+    own = [v for row in rows for v in (*row.values, row.low, row.high)]
+    rules = tuple(rule for rule, _ in baselines(report.groups[number], metric))
+    narrow = _narrow(report, number, own)
+    ranges = {
+        "models": narrow,
+        "with every n-gram": fit([*own, *(r.value for r in rules)], pad=PAD),
+    }
+    views = tuple(View(n, *ends, above(rules, *ends)) for n, ends in ranges.items())
+    x = axis(f"{metric} loss, nats per token", own, pad=PAD, digits=4)
+    x = replace(x, views=views[: 2 if rules else 1], control="range")
+    return Figure(
+        f"loss-{number}",
+        f"{metric.capitalize()} loss of every seed{report.suffix(number)}",
+        "Each dot is a seed; the bar is the 95 % t interval of their mean, the line in it the mean."
+        " Dashed: n-grams on the same text. Left is better.",
+        (Rows("", x, rows, rules, key="dots: seeds; bar: 95 % t interval; line: mean"),),
+        columns=1,
+    )
 
 
-def _panel(axes: Axes, group: Group, models: list[Model], report: Report) -> None:
-    seen = []
-    for row, model in enumerate(models):
-        summary = model.metric(report.metric)
-        ends, own = summary["t_interval"], colour(model.index)
-        if ends["low"] is not None:
-            axes.barh(
-                row,
-                ends["high"] - ends["low"],
-                left=ends["low"],
-                height=0.56,
-                color=own,
-                alpha=0.2,
-                linewidth=0,
-            )
-            seen += [ends["low"], ends["high"]]
-        values = [each["value"] for each in summary["values"]]
-        offsets = [row + spread(place, len(values)) for place in range(len(values))]
-        axes.scatter(
-            values, offsets, s=14, color=own, marker=marker(model.index), alpha=0.8, linewidths=0
-        )
-        axes.plot([summary["mean"]] * 2, [row - 0.32, row + 0.32], color=own, linewidth=1.6)
-        seen += values
-    name_rows(axes, models)
-    low, high = min(seen), max(seen)
-    room = (high - low) or 0.02 * abs(high)
-    trigram = group.ngram(3, report.metric)
-    near = None if trigram is None else trigram.losses[report.metric]
-    # The trigram is on the axis unless it would squeeze the models into less than half of it.
-    if near is not None and max(high, near) - min(low, near) < 2 * room:
-        low, high = min(low, near), max(high, near)
-    axes.set_xlim(low - 0.06 * room, high + 0.06 * room)
-    off = []
-    for baseline in group.baselines:
-        loss = baseline.losses[report.metric]
-        if loss is None:
-            continue
-        name = f"{baseline.name} {loss:.3f}"
-        if axes.get_xlim()[0] <= loss <= axes.get_xlim()[1]:
-            axes.axvline(loss, color=SOFT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-            axes.annotate(
-                name,
-                (loss, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                va="bottom",
-                color=SOFT,
-                fontsize=7,
-            )
-        else:
-            off.append(name)
-    label = f"{report.metric} loss, nats per token (dots: seeds; bar: 95 % t interval; line: mean)"
-    axes.set_xlabel(label + (f"\noff the axis: {', '.join(off)}" if off else ""))
-    if len(report.groups) > 1:
-        axes.set_title(group.title, pad=14)
+def baselines(group: Group, split: str) -> list[tuple[Rule, int | None]]:
+    """Rules for the n-grams and the floor of a group, each with its order."""
+    known = ((b.name, b.order, b.losses[split]) for b in group.baselines)
+    return [(Rule(loss, f"{name} {loss:.3f}"), n) for name, n, loss in known if loss is not None]
+
+
+def interval_tip(model: Model, metric: str) -> Tip:
+    ends = numbers.interval(model.metric(metric)["t_interval"])
+    return (("95 % interval", ends.replace(" to ", " – ")),) if ends else ()
+
+
+def _narrow(report: Report, number: int, own: list[float | None]) -> tuple[float, float]:
+    """The models' range; with the trigram unless that squeezes them into less than half of it."""
+    alone = fit(own, pad=PAD)
+    for rule, order in baselines(report.groups[number], report.metric):
+        wider = fit([*own, rule.value], pad=PAD)
+        if order == 3 and wider[1] - wider[0] < 2 * (alone[1] - alone[0]):
+            return wider
+    return alone
+
+
+def _row(model: Model, metric: str) -> Row:
+    summary = model.metric(metric)
+    ends, seeds = summary["t_interval"], summary["values"]
+    mean = ("mean", f"{numbers.loss(summary['mean'])} nats")
+    return Row(
+        model.label,
+        model.index,
+        summary["mean"],
+        values([each["value"] for each in seeds]),
+        ends["low"],
+        ends["high"],
+        tip=(mean, *interval_tip(model, metric), ("seeds", str(len(seeds)))),
+        tips=tuple(
+            ((f"seed {each['seed']}", f"{numbers.loss(each['value'])} nats"),) for each in seeds
+        ),
+    )

@@ -5,9 +5,9 @@ from typing import Any
 
 from qkvflow.records import Record
 from qkvflow.report import numbers
+from qkvflow.report.charts.markup import swatch
 from qkvflow.report.content import Report
-from qkvflow.report.page.markup import Raw, tag
-from qkvflow.report.palette import LIGHT
+from qkvflow.report.page.markup import Raw, join, table, tag
 
 SHAPE = ("d_model", "num_steps", "num_heads")
 # Shown where models differ in them.
@@ -27,7 +27,7 @@ def _samples(report: Report) -> Raw | None:
             when = f"seed {sample.seed}" + (f", step {sample.step:,}" if sample.step else "")
             head = tag(
                 "h3",
-                tag("i", class_=f"swatch m{model.index % len(LIGHT)}"),
+                swatch(model.index),
                 model.label,
                 " ",
                 tag("small", when),
@@ -70,29 +70,16 @@ def _shapes(report: Report) -> Raw | None:
     keys = [key for key in SHAPE if any(key in model.config for model in trained)]
     keys += [key for key in DETAIL if len({str(m.config.get(key)) for m in trained}) > 1]
     heads = ["Model", "Field", "Block", "Scheme", *keys, "Parameters", "In blocks", "In effect"]
-    lines = [
-        tag(
-            "tr",
-            tag("th", model.label, scope="row"),
-            [
-                tag("td", model.kinds[kind] or numbers.ABSENT)
-                for kind in ("field", "block", "scheme")
-            ],
-            [tag("td", _plain(model.config.get(key)), class_="number") for key in keys],
-            [
-                tag("td", _count(model.params[part]), class_="number")
-                for part in ("total", "blocks", "in_effect")
-            ],
+    kinds, parts = ("field", "block", "scheme"), ("total", "blocks", "in_effect")
+    rows = [
+        (
+            model.label,
+            *(model.kinds[kind] or numbers.ABSENT for kind in kinds),
+            *(_plain(model.config.get(key)) for key in keys),
+            *(_count(model.params[part]) for part in parts),
         )
         for model in trained
     ]
-    head = tag(
-        "tr",
-        [
-            tag("th", h, scope="col", class_="number" if i > 3 else None)
-            for i, h in enumerate(heads)
-        ],
-    )
     match = report.plan.get("match")
     rule = (
         f"Widths were rescaled to match the reference in {_plain(match)}."
@@ -109,7 +96,7 @@ def _shapes(report: Report) -> Raw | None:
         "section",
         tag("h2", "Shapes"),
         tag("p", rule, class_="note") if rule else None,
-        tag("div", tag("table", tag("thead", head), tag("tbody", lines)), class_="scroll"),
+        table(heads, rows, words=4),
         tag("p", note, class_="note"),
         id="shapes",
     )
@@ -120,21 +107,14 @@ def _rates(report: Report) -> Raw | None:
     if not tuned:
         return None
     grid = sorted({rate for model in tuned for rate in model.rates.tried})
-    lines = []
+    rows = []
     for model in tuned:
-        cells = []
+        cells: list[Any] = [model.label]
         for rate in grid:
             loss = model.rates.tried.get(rate)
             text = "failed" if rate in model.rates.tried and loss is None else numbers.loss(loss)
-            cells.append(
-                tag("td", tag("b", text) if rate == model.rates.used else text, class_="number")
-            )
-        lines.append(tag("tr", tag("th", model.label, scope="row"), cells))
-    head = tag(
-        "tr",
-        tag("th", "Model", scope="col"),
-        [tag("th", f"{rate:g}", scope="col", class_="number") for rate in grid],
-    )
+            cells.append(tag("b", text) if rate == model.rates.used else text)
+        rows.append(cells)
     note = (
         "Mean validation loss at every learning rate that was tried, over seeds that the comparison"
         " does not use. The bold ones are what the models were trained at."
@@ -143,7 +123,7 @@ def _rates(report: Report) -> Raw | None:
         "section",
         tag("h2", "Learning rates"),
         tag("p", note, class_="note"),
-        tag("div", tag("table", tag("thead", head), tag("tbody", lines)), class_="scroll"),
+        table(["Model", *(f"{rate:g}" for rate in grid)], rows),
         id="rates",
     )
 
@@ -237,29 +217,17 @@ def _rules(report: Report) -> dict[str, str]:
 
 def _data(data: Mapping[str, Any]) -> Raw:
     facts = {key: value for key, value in data.items() if key != "splits" and value is not None}
-    lines = [
-        tag(
-            "tr",
-            tag("th", name, scope="row"),
-            [
-                tag("td", _count(split.get(key)), class_="number")
-                for key in ("documents", "bytes", "tokens")
-            ],
-            tag("td", tag("code", split.get("sha256") or numbers.ABSENT), class_="hash"),
+    rows = [
+        (
+            name,
+            *(_count(split.get(key)) for key in ("documents", "bytes", "tokens")),
+            tag("code", split.get("sha256") or numbers.ABSENT, class_="hash"),
         )
         for name, split in (data.get("splits") or {}).items()
         if isinstance(split, Mapping)
     ]
     heads = ("Split", "Documents", "Bytes", "Tokens", "SHA-256")
-    head = tag(
-        "tr",
-        [
-            tag("th", h, scope="col", class_="number" if 0 < i < 4 else None)
-            for i, h in enumerate(heads)
-        ],
-    )
-    table = tag("table", tag("thead", head), tag("tbody", lines))
-    return Raw(_facts(_flat(facts)) + (tag("div", table, class_="scroll") if lines else ""))
+    return join([_facts(_flat(facts)), table(heads, rows, last=3) if rows else None])
 
 
 def _facts(facts: Mapping[str, Any]) -> Raw:

@@ -1,7 +1,7 @@
 """HTML that is escaped unless it was made here: text is text, whatever a label or sample holds."""
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 VOID = frozenset({"meta", "br", "col"})
@@ -30,6 +30,23 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Raw:
 def join(children: Iterable[Any]) -> Raw:
     """Children one after the other; None is nothing."""
     return Raw("".join(_text(child) for child in children))
+
+
+def table(
+    heads: Sequence[Any], rows: Iterable[Sequence[Any]], *, words: int = 1, last: int = 99
+) -> Raw:
+    """A table that scrolls by itself; columns from `words` to `last` hold numbers."""
+
+    def look(place: int) -> str | None:
+        return "number" if words <= place <= last else None
+
+    top = [tag("th", head, scope="col", class_=look(i)) for i, head in enumerate(heads)]
+    lines = []
+    for first, *rest in rows:
+        cells = [tag("td", cell, class_=look(i)) for i, cell in enumerate(rest, start=1)]
+        lines.append(tag("tr", tag("th", first, scope="row"), cells))
+    inside = tag("table", tag("thead", tag("tr", top)), tag("tbody", lines))
+    return tag("div", inside, class_="scroll", tabindex=0)
 
 
 def _text(child: Any) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qkvflow.report import numbers
+from qkvflow.report.charts.markup import swatch
 from qkvflow.report.content import Report
 from qkvflow.report.findings import cautions, headlines, leading_verdicts
 from qkvflow.report.page.markup import Raw, tag
-from qkvflow.report.palette import LIGHT
 from qkvflow.report.table import Row, rows
 
 
@@ -128,15 +128,15 @@ def _row(row: Row) -> Raw:
     ends = numbers.interval(row.interval)
     failed = len(model.summary["failed"]) if model else 0
     flag = {"worse": "no better than a trigram", "unclear": "not shown to beat a trigram"}
-    swatch = name = None
+    mark = name = None
     if model is not None:
-        swatch = tag("i", class_=f"swatch m{model.index % len(LIGHT)}")
+        mark = swatch(model.index)
         if model.name and model.name != model.label:
             name = tag("small", model.name)
     cells = [
         tag(
             "th",
-            swatch,
+            mark,
             row.label,
             name,
             tag("small", flag[row.beside_trigram], class_="flag") if row.beside_trigram else None,
@@ -206,7 +206,9 @@ def _table_note(report: Report, found: list[Row]) -> str:
     else:
         parts.append("No loss is marked: none is shown to be better than every other one.")
     if any("ms" in row.best for row in found):
-        parts.append("A marked time has its quartiles below those of every other.")
+        parts.append(
+            "A marked time is lower than every other one (sign test of paired rounds against each)."
+        )
     if any(model.speed and not model.speed.measured for model in report.models):
         parts.append("Times are those of training, not measured on their own.")
     parts.append("FLOPs include the generation of weights.")

@@ -6,19 +6,20 @@ no other script runs, and nothing can be loaded.
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import json
 from importlib.resources import files
 from typing import Any
 
-from qkvflow.report.page.data import embedded
 from qkvflow.report.page.markup import Raw, tag
 from qkvflow.report.palette import DARK, LIGHT
 
+SCRIPTS = ("marks.js", "charts.js", "page.js")
 
-def document(title: str, *content: Any, data: Any, scripts: Sequence[str], style: str = "") -> str:
-    """A whole page; `data` is what its scripts draw."""
+
+def document(title: str, *content: Any, data: Any, style: str = "") -> str:
+    """A whole page; `data` is what the scripts of the charts draw."""
     style = _colours() + asset("qkvflow.report.page", "page.css") + style
-    script = "\n".join(scripts)
+    script = "\n".join(asset("qkvflow.report.charts", name) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)};"
         " img-src data:; base-uri 'none'; form-action 'none'"
@@ -44,6 +45,12 @@ def document(title: str, *content: Any, data: Any, scripts: Sequence[str], style
 
 def asset(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def embedded(content: Any) -> str:
+    """JSON that can stand in a script element: no `<` can end it."""
+    text = json.dumps(content, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _hash(text: str) -> str:

@@ -3,9 +3,10 @@
 import numpy as np
 
 from qkvflow.report import numbers
-from qkvflow.report.analysis.charts import Heat, HeatPanel, Numbers, Section
 from qkvflow.report.analysis.content import Content
+from qkvflow.report.analysis.parts import Numbers, Section
 from qkvflow.report.analysis.sections import SECTIONS
+from qkvflow.report.charts.description import Figure, Heat, values
 
 SHOWN = 9
 """Heat maps: of the arrays that are furthest from constant."""
@@ -16,7 +17,7 @@ def section(content: Content) -> Section:
     ts = content.arrays("weights")["ts"]
     curves = content.groups("weights", "curves")
     order = sorted(curves, key=lambda name: -float(curves[name]["constant"]))
-    panels = tuple(HeatPanel(name, curves[name]["values"].T, ts) for name in order[:SHOWN])
+    panels = tuple(_heat(name, curves[name]["values"].T, ts) for name in order[:SHOWN])
     more = len(order) - len(panels)
     rows = tuple(_row(name, curves[name]) for name in order)
     return Section(
@@ -24,13 +25,12 @@ def section(content: Content) -> Section:
         "Weights over depth",
         "Gates of a time-indexed field, or the weights themselves, as functions of t.",
         (
-            Heat(
+            Figure(
                 "weights_heat",
                 "Heat maps",
                 "Each row is an entry of the array (up to 64, spread evenly over it), each column "
                 "a depth; less than the entry's mean over depth is blue, more is orange."
                 + (f" {more} arrays that vary less are in the table alone." if more > 0 else ""),
-                "entry",
                 panels,
             ),
             Numbers(
@@ -44,6 +44,15 @@ def section(content: Content) -> Section:
             ),
         ),
     )
+
+
+def _heat(name: str, array: np.ndarray, ts: np.ndarray) -> Heat:
+    """`entries depth`."""
+    middle = array.mean(1)
+    most = float(np.abs(array - middle[:, None]).max()) or 1.0
+    note = f"entry × t from {ts[0]:.2g} to {ts[-1]:.2g}; ± {numbers.three(most)}"
+    rows = tuple(values(row) for row in array)
+    return Heat(name, "t", "entry", values(ts), rows, values(middle), most, note)
 
 
 def _row(name: str, curve: dict[str, np.ndarray]) -> tuple[str, ...]:
