@@ -49,9 +49,15 @@ from qkvflow.paths import cache_dir  # noqa: E402
 pytest_plugins = ["tiny_runs"]
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_compilation_cache_dir", str(cache_dir("xla-tests")))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# One cache for all workers, and for the processes that tests start: what one of them has compiled
+# no other compiles again.
+for name, value in {
+    "jax_compilation_cache_dir": str(cache_dir("xla-tests")),
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)
 
 
 @pytest.fixture

@@ -30,16 +30,11 @@ def _work(
     verb: str,
     config: dict[str, Any] | None,
     directory: str,
-    cache: str,
     largest_file: int | None,
     said: Any,
 ) -> None:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = cache
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     import jax
 
-    jax.config.update("jax_compilation_cache_dir", cache)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     from qkvflow.errors import UserError
     from qkvflow.runs.config import make_config
     from qkvflow.training import Interrupted, loop, resume, train
@@ -65,13 +60,6 @@ def _work(
         sys.exit(2)
 
 
-def _cache() -> str:
-    """Where tests keep compiled programs: what one process compiled, the next one loads."""
-    import jax
-
-    return str(jax.config.values["jax_compilation_cache_dir"])
-
-
 def start(
     verb: str,
     directory: Path,
@@ -80,7 +68,7 @@ def start(
     said: Any = None,
 ) -> Any:
     """`said` is the end of a pipe for the line a user would read."""
-    args = (verb, config, str(directory), _cache(), largest_file, said)
+    args = (verb, config, str(directory), largest_file, said)
     process = _CONTEXT.Process(target=_work, args=args)
     process.start()
     return process

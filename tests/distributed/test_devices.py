@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 from on_devices import MODELS, SHAPE
@@ -21,15 +20,10 @@ MESHES = {1: "data=1", 2: "fsdp=2", 4: "data=2,tensor=2", 8: "data=2,fsdp=2,tens
 @cache
 def results(devices: int) -> dict[str, Any]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    settings = {
-        "XLA_FLAGS": flags.strip(),
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.values["jax_compilation_cache_dir"]),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    }
     script = Path(__file__).with_name("on_devices.py")
     done = subprocess.run(
         [sys.executable, str(script), MESHES[devices]],
-        env={**os.environ, **settings},
+        env={**os.environ, "XLA_FLAGS": flags.strip()},
         capture_output=True,
         text=True,
         check=False,

@@ -62,14 +62,9 @@ def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    settings = {
-        "JAX_COMPILATION_CACHE_DIR": str(jax.config.values["jax_compilation_cache_dir"]),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-        **environment,
-    }
     return subprocess.Popen(
         [sys.executable, "-m", "qkvflow", *arguments],
-        env={**os.environ, **settings},
+        env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

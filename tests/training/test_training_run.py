@@ -166,22 +166,14 @@ def test_runs_of_one_shape_share_their_program(
         return compile(lowered, *args, **kwargs)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    same = (
-        {"train": {"seed": 0, "steps": 4}},
-        {"train": {"seed": 1, "steps": 4}},
-        {"train": {"steps": 6, "eval_every": 3}},
-        {"optim": {"lr": 0.1}, "train": {"steps": 4}},
-        {"optim": {"warmup": 1}, "train": {"steps": 4}},
-    )
-    losses = [
-        train(tiny(**changes), tmp_path / str(index))["losses"]["train"]
-        for index, changes in enumerate(same)
-    ]
-    assert len(compiled) == len(same)
-    assert len(set(compiled)) == 1
-    assert len(set(losses)) == len(same)
+    one = train(tiny(train={"steps": 4}), tmp_path / "one")
+    changes = {"optim": {"lr": 0.1, "warmup": 1}, "train": {"seed": 1, "steps": 6}}
+    two = train(tiny(**changes), tmp_path / "two")
+    assert one["losses"]["train"] != two["losses"]["train"]
+    assert len(compiled) == 2
+    assert compiled[0] == compiled[1]
     train(tiny(optim={"beta2": 0.9}, train={"steps": 4}), tmp_path / "other")
-    assert len(set(compiled)) == 2
+    assert compiled[2] != compiled[0]
 
 
 def test_other_depths_are_in_the_record(unfinished: Path):
