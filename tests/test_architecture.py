@@ -74,9 +74,8 @@ WITHOUT: Mapping[str, frozenset[str]] = {
 EXTRAS = FIGURES | {
     "datasets",
     "diffrax",
-    "huggingface_hub",
     "lm_eval",
-    "optuna",
+    "ray",
     "tensorboardX",
     "torch",
     "trackio",
@@ -310,7 +309,7 @@ def test_planted_libraries_are_found(tmp_path: Path):
     package = plant(
         tmp_path,
         {
-            "report/table.py": "from qkvflow.records import Record\n",
+            "report/table.py": "from qkvflow.experiment.records import Record\n",
             "experiment/__init__.py": "from qkvflow.experiment import runner\n",
             "experiment/records.py": "def f():\n    import optax\n",
             "experiment/runner.py": "import jax.numpy as jnp\n",

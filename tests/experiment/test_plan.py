@@ -69,16 +69,17 @@ def test_presets_are_plans_and_survive_yaml(name: str):
     assert len(plan.seeds) >= 3, "with fewer seeds nothing is inferred"
 
 
-def test_quick_and_documents_have_the_default_models():
+def test_quick_and_time_indexed_have_the_default_models():
     labels = [parse_spec(text).label for text in DEFAULT_MODELS]
     assert len(labels) == 8
-    for name in ("quick", "documents"):
+    for name in ("quick", "time-indexed"):
         assert make_plan(preset(name)).labels == labels
-    documents = make_plan(preset("documents"))
-    config = documents.base_config(documents.models[0])
+    assert preset("documents") == preset("time-indexed"), "the name it had before"
+    published = make_plan(preset("time-indexed"))
+    config = published.base_config(published.models[0])
     assert (config.model.config.d_model, config.model.config.num_steps) == (256, 6)
-    assert (config.context, config.train.batch_size, len(documents.seeds)) == (128, 8, 5)
-    assert documents.budget.to_dict() == {"steps": 1000}
+    assert (config.context, config.train.batch_size, len(published.seeds)) == (128, 8, 5)
+    assert published.budget.to_dict() == {"steps": 1000}
     assert config.optim.lr == 3e-4
 
 

@@ -221,7 +221,6 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
         (["--adapter", "nothing", "--method", "lora"], "no matrix is named 'nothing'"),
         (["--model.d_model", "64"], "belongs to the pretrained model"),
         (["--train.trainable", "all"], "follows from --method"),
-        (["--optim.name", "schedule-free", "--method", "gates"], "trains all arrays"),
     ],
 )
 def test_mistakes(base: Path, specs: Any, tmp_path: Path, words: Any, said: str, capsys: Any):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from sharp_models import TINY, VOCAB, prompt_of, tiny
 
+from qkvflow.cli import generate as verb
 from qkvflow.cli import main
 from qkvflow.data.tokenizers import CharTokenizer
 from qkvflow.generation import generate
@@ -56,11 +57,28 @@ def test_drafts_and_early_exit_in_json(capsys: pytest.CaptureFixture[str]):
     assert drafted["text"] == text
     assert drafted["prompt"] == PROMPT
     assert 0.0 <= drafted["acceptance_rate"] <= 1.0
-    assert drafted["speedup"] > 0.0
+    assert "speedup" not in drafted
     assert main([*common, "--early-exit", "entropy=0"]) == 0
     exited = json.loads(capsys.readouterr().out)
     assert exited["text"] == text
     assert (exited["average_depth"], exited["agreement"]) == (2.0, 1.0)
+
+
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("benchmark", [False, True])
+def test_text_is_generated_again_only_to_time_it(
+    benchmark: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    passes = []
+    parts = verb._parts
+    monkeypatch.setattr(
+        verb, "_parts", lambda *given: passes.append(given[2].draft_steps) or parts(*given)
+    )
+    drafts = ["--draft-steps", "1", "--draft-length", "2", "--tokens", "6"]
+    asked = ["--benchmark"] if benchmark else []
+    assert main(["generate", "run", "--prompt", PROMPT, *drafts, *asked]) == 0
+    assert passes == ([1, 1, 1, None, None] if benchmark else [1])
+    assert ("times as fast" in capsys.readouterr().err) == benchmark
 
 
 @pytest.mark.usefixtures("trained")
@@ -99,6 +117,7 @@ def test_a_file_of_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--num-steps", "0"], "num_steps"),
         (["--draft-steps", "2", "--tokens", "9"], "draft steps"),
         (["--draft-steps", "1", "--window"], "--draft-steps"),
+        (["--benchmark"], "--benchmark times --draft-steps"),
         (["--early-exit", "entropie=1"], "early exit rule"),
         (["--early-exit", "change=x", "--tokens", "9"], "needs a number"),
         (["--prompts", "nowhere.txt"], "cannot read"),

@@ -1,5 +1,6 @@
 """Schedules, the arrays that decay, and every optimiser by name."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 from qkvflow.errors import UserError
 from qkvflow.lm import abstract, build_config
 from qkvflow.runs.config import OptimConfig, RunConfig
-from qkvflow.training.optim import evaluation_params, matrices, optimiser
+from qkvflow.training.optim import averages, evaluation_params, matrices, optimiser
 from qkvflow.training.optimisers.base import kinds
 from qkvflow.training.schedule import make_schedule
 from qkvflow.training.step import Hyper, model_key, split_model
@@ -127,6 +128,26 @@ def test_every_optimiser_lowers_a_loss(name: str, tiny: Callable[..., RunConfig]
     assert jax.tree.structure(kept) == jax.tree.structure(params)
     same = jnp.array_equal(kept.embedding, params.embedding)
     assert bool(same) == (name != "schedule-free")
+
+
+def test_an_average_of_what_is_trained_alone(tiny: Callable[..., RunConfig]):
+    """Of arrays that are left out there is no mean; the others have the one they have alone."""
+    config = tiny(model={"num_steps": 1}, optim={"name": "schedule-free", "beta2": 0.9})
+    params = split_model(build_config(config.model.config, vocab_size=7, key=model_key(0)))[0]
+    grads = jax.tree.map(jnp.sin, params)
+    optim = dataclasses.replace(config.optim, max_grad_norm=0.0)
+    rules = {of: optimiser(optim, optax.constant_schedule(0.1), of) for of in ("gates", "all")}
+    kept = {}
+    for of, rule in rules.items():
+        state, now = rule.init(params), params
+        for _ in range(3):
+            updates, state = rule.update(grads, state, now)
+            now = optax.apply_updates(now, updates)
+        assert averages(state)
+        kept[of] = evaluation_params(optim, state, now)
+    np.testing.assert_array_equal(kept["gates"].embedding, params.embedding)
+    np.testing.assert_array_equal(kept["gates"].norm.block.scale, kept["all"].norm.block.scale)
+    assert not np.array_equal(kept["gates"].norm.block.scale, params.norm.block.scale)
 
 
 def test_unknown_names_are_refused_however_they_come():

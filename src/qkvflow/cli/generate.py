@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
     add("--draft-steps", type=int, metavar="K", help="draft with K steps, verify with all")
     add("--draft-length", type=int, default=4, metavar="L", help="tokens drafted at a time")
+    add("--benchmark", action="store_true", help="time --draft-steps against doing without")
     add("--early-exit", metavar="RULE", help="entropy=0.5 or change=0.01: stop when settled")
     add("--batch-size", type=int, default=64, metavar="N", help="of --prompts")
     add("--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step")
@@ -49,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--tokens must be at least 1, not {args.tokens}")
     if args.draft_steps is not None and (args.early_exit or args.window):
         raise UserError("--draft-steps goes with neither --early-exit nor --window; leave one out")
+    if args.benchmark and (args.draft_steps is None or args.prompts):
+        raise UserError("--benchmark times --draft-steps on one --prompt; give both, or leave it")
     # Refused before anything is loaded.
     make_sampler(temperature=args.temperature, top_k=args.top_k, top_p=args.top_p)
     texts = _read(args.prompts) if args.prompts else [args.prompt]
@@ -167,12 +170,14 @@ def _report(
     if args.draft_steps is not None:
         rounds = [part for part in parts if part.drafted]
         accepted = sum(part.accepted for part in rounds)
-        return {
+        found = {
             "acceptance_rate": accepted / max(sum(part.drafted for part in rounds), 1),
             "tokens_per_pass": (accepted + len(rounds)) / max(len(rounds), 1),
-            "speedup": _warm_rate(model, prompt, args, draft_steps=args.draft_steps)
-            / _warm_rate(model, prompt, args, draft_steps=None),
         }
+        if args.benchmark:
+            drafting = _warm_rate(model, prompt, args, draft_steps=args.draft_steps)
+            found["speedup"] = drafting / _warm_rate(model, prompt, args, draft_steps=None)
+        return found
     if args.early_exit:
         import numpy as np
 
@@ -212,9 +217,10 @@ def _closing(numbers: dict[str, Any]) -> str:
     if "acceptance_rate" in numbers:
         line += (
             f"; {numbers['acceptance_rate']:.0%} of drafts accepted, "
-            f"{numbers['tokens_per_pass']:.2f} tokens per pass, "
-            f"{numbers['speedup']:.2f} times as fast as without"
+            f"{numbers['tokens_per_pass']:.2f} tokens per pass"
         )
+    if "speedup" in numbers:
+        line += f", {numbers['speedup']:.2f} times as fast as without"
     if "average_depth" in numbers:
         line += (
             f"; {numbers['average_depth']:.2f} of {numbers['num_steps']} steps on average, "

@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", default="small", help="small, medium or large")
     parser.add_argument("--vocab", type=int, default=256, help="vocabulary size (256: bytes)")
     parser.add_argument(
-        "--published", action="store_true", help="the reference documents' parameter counts"
+        "--published", action="store_true", help="the parameter counts of zaphrode/qkvflow"
     )
     parser.add_argument("--json", action="store_true", help="a JSON list, for scripts")
 
@@ -34,13 +34,16 @@ def run(args: argparse.Namespace) -> int:
 def describe(name: str, size: str, vocab_size: int) -> dict[str, Any]:
     """One model of the zoo, counted without allocating it."""
     from qkvflow.lm import abstract, count_flops, count_parameters, weights_in_effect
+    from qkvflow.schemes import make_scheme
     from qkvflow.zoo import PUBLISHED, configure, entry
+    from qkvflow.zoo.config import COMPOSITIONS
 
     config = configure(entry(name, size), {})
     model = abstract(config, vocab_size=vocab_size)
     flops = count_flops(model)
     scheme = config.scheme
-    if scheme in ("residual", "euler") and len(config.mixers) > 1:
+    first, second = (make_scheme(scheme, composition=each) for each in COMPOSITIONS)
+    if first != second and len(config.mixers) > 1:
         scheme = f"{scheme}, {config.composition}"
     row: dict[str, Any] = {
         "name": name,

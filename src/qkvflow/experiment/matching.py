@@ -65,7 +65,7 @@ def match(
 def _widths(
     config: ModelConfig, count: Callable[[ModelConfig], float], target: float
 ) -> Iterator[ModelConfig]:
-    """Possible widths, out_proj from the one whose count is nearest to the target."""
+    """Possible widths, outward from the one whose count is nearest to the target."""
     most = max(1, _WIDEST // config.num_heads)
 
     def near(index: int) -> ModelConfig | None:
@@ -94,30 +94,20 @@ def _fine_tune(
     config: ModelConfig, count: Callable[[ModelConfig], float], target: float
 ) -> ModelConfig:
     """The hidden width (or state size) that comes nearest to the target at this d_model."""
-    mixers = set(config.mixers)
-    if mixers & {"mlp", "swiglu"}:
-        start = config.d_hidden
-
-        def made(size: int) -> ModelConfig | None:
-            return _with(config, mlp_ratio=size / config.d_model)
-
-    elif mixers & {"ssm", "selective-ssm"}:
-        start = config.d_state
-
-        def made(size: int) -> ModelConfig | None:
-            return _with(config, d_state=size)
-
-    else:
-        return config
-    # The count is linear in either size, up to rounding: two points give the slope.
-    here, there = made(start), made(start + 16)
-    if here is None or there is None or count(there) == count(here):
-        return config
-    slope = (count(there) - count(here)) / 16
-    size = round(start + (target - count(here)) / slope)
-    # Far from the model's own proportions it would be another architecture.
-    tuned = made(size) if start / 4 <= size <= 4 * start else None
-    return config if tuned is None else tuned
+    for start, made in (
+        (config.d_hidden, lambda size: _with(config, mlp_ratio=size / config.d_model)),
+        (config.d_state, lambda size: _with(config, d_state=size)),
+    ):
+        # The count is linear in either size, up to rounding: two points give the slope.
+        here, there = made(start), made(start + 16)
+        if here is None or there is None or count(there) == count(here):
+            continue  # None of its mixers has such a size.
+        slope = (count(there) - count(here)) / 16
+        size = round(start + (target - count(here)) / slope)
+        # Far from the model's own proportions it would be another architecture.
+        tuned = made(size) if start / 4 <= size <= 4 * start else None
+        return config if tuned is None else tuned
+    return config
 
 
 def _with(config: ModelConfig, **changes: Any) -> ModelConfig | None:

@@ -16,10 +16,11 @@ DEFAULT_MODELS = (
     "frozen-time=time-indexed-mlp:frozen_time=0.5",
     *NARROWED,
 )
-"""The models of the reference documents and their controls: the same model with its time held
-still, and a standard transformer with no more block parameters than the shared one."""
+"""The models of Tong et al. 2025 (SDML-KU/qkvflow) and of the time-indexed extension
+(zaphrode/qkvflow), and controls: the time-indexed model with its time held still, and a standard
+transformer with as many block parameters as that one."""
 
-_DOCUMENTS: dict[str, Any] = {
+_PUBLISHED: dict[str, Any] = {
     # About 240,000 bytes each to validate and to test on, by whole files.
     "data": {"spec": "stdlib?split=0.96,0.02,0.02"},
     "model": {"d_model": 256, "num_heads": 4, "num_steps": 6, "context": 128},
@@ -47,10 +48,10 @@ _QUESTIONS: tuple[tuple[str, str, str], ...] = (
     ("Time embedding: learned or fixed frequencies?", "time-learned", _TIME_INDEXED),
     ("Time embedding: raw t or sinusoidal?", "time-raw", _TIME_INDEXED),
     (f"{_GATE} Centred or sigmoid", "gate-centred", _TIME_INDEXED),
-    (f"{_GATE} Input channels or the documents'", "gate-input", _TIME_INDEXED),
-    (f"{_GATE} Output channels or the documents'", "gate-output", _TIME_INDEXED),
-    (f"{_GATE} Both sides or the documents'", "gate-both", _TIME_INDEXED),
-    (f"{_GATE} Low rank or the documents'", "gate-low-rank", _TIME_INDEXED),
+    (f"{_GATE} Input channels or time-indexed", "gate-input", _TIME_INDEXED),
+    (f"{_GATE} Output channels or time-indexed", "gate-output", _TIME_INDEXED),
+    (f"{_GATE} Both sides or time-indexed", "gate-both", _TIME_INDEXED),
+    (f"{_GATE} Low rank or time-indexed", "gate-low-rank", _TIME_INDEXED),
     (f"{_STATE} 32 or 64", "ssm-32", "time-indexed-ssm"),
     (f"{_STATE} 128 or 64", "ssm-128", "time-indexed-ssm"),
     (f"{_STATE} 256 or 64", "ssm-256", "time-indexed-ssm"),
@@ -74,10 +75,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "evaluations": 3,
         "speed_rounds": 7,
     },
-    "documents": {
-        "title": "The reference documents' models at their setting, trained alike",
+    "time-indexed": {
+        "title": "The models of zaphrode/qkvflow at its setting, trained alike",
         "models": list(DEFAULT_MODELS),
-        **_DOCUMENTS,
+        **_PUBLISHED,
     },
     "ablation": {
         "title": "What makes time-indexed models work?",
@@ -105,8 +106,8 @@ PRESETS: dict[str, dict[str, Any]] = {
             "ssm-selective=time-indexed-selective-ssm",
         ],
         "questions": [{"name": name, "a": a, "b": b} for name, a, b in _QUESTIONS],
-        **_DOCUMENTS,
-        "train": {**_DOCUMENTS["train"], "eval_depths": "0.5,2,4,adaptive"},
+        **_PUBLISHED,
+        "train": {**_PUBLISHED["train"], "eval_depths": "0.5,2,4,adaptive"},
         "model": {"d_model": 128, "num_heads": 4, "num_steps": 6, "context": 128},
         "optim": {"lr": 1e-3},
         "budget": {"steps": 600},
@@ -117,13 +118,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "questions": [
             {"name": f"{_STATE} {n} or 64", "a": f"ssm-{n}", "b": "ssm-64"} for n in (32, 128, 256)
         ],
-        **_DOCUMENTS,
+        **_PUBLISHED,
     },
 }
 
 
+_OLD_NAMES = {"documents": "time-indexed"}
+
+
 def preset(name: str) -> dict[str, Any]:
     """The content of a plan, to be changed at will."""
+    name = _OLD_NAMES.get(name, name)
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return {

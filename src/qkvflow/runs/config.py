@@ -292,8 +292,6 @@ def _check_together(config: RunConfig) -> None:
         )
     if train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
-    if train.trainable != "all" and config.optim.name == "schedule-free":
-        raise UserError("schedule-free trains all arrays; choose another optim.name")
 
 
 def _merge(merged: dict[str, dict[str, Any]], layer: dict[str, Any]) -> None:

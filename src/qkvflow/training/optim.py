@@ -10,7 +10,7 @@ from qkvflow.training.optimisers.base import matrices
 from qkvflow.training.trainable import trained_arrays
 from qkvflow.zoo.registry import OPTIMISERS
 
-__all__ = ["evaluation_params", "matrices", "optimiser"]
+__all__ = ["averages", "evaluation_params", "matrices", "optimiser"]
 
 
 def optimiser(
@@ -33,11 +33,33 @@ def optimiser(
 
 def evaluation_params(optim: OptimConfig, opt_state: Any, params: Any) -> Any:
     """The weights to evaluate and keep: the parameters, or the running mean of an optimiser that
-    keeps one."""
-    for state in jax.tree.leaves(opt_state, is_leaf=_keeps_a_mean):
-        if _keeps_a_mean(state):
-            return optax.contrib.schedule_free_eval_params(state, params)
+    keeps one. Arrays that are not trained have none, and are themselves."""
+    for state in _means(opt_state):
+        trained = jax.tree.map(
+            lambda mean, own: mean if _is_masked(mean) else own,
+            state.z,
+            params,
+            is_leaf=_is_masked,
+        )
+        mean = optax.contrib.schedule_free_eval_params(state, trained)
+        return jax.tree.map(
+            lambda mean, own: own if _is_masked(mean) else mean, mean, params, is_leaf=_is_masked
+        )
     return params
+
+
+def averages(opt_state: Any) -> bool:
+    """Whether the weights to evaluate are a mean that the optimiser keeps."""
+    return bool(_means(opt_state))
+
+
+def _means(opt_state: Any) -> list[optax.contrib.ScheduleFreeState]:
+    found = jax.tree.leaves(opt_state, is_leaf=_keeps_a_mean)
+    return [state for state in found if _keeps_a_mean(state)]
+
+
+def _is_masked(leaf: Any) -> bool:
+    return isinstance(leaf, optax.MaskedNode)
 
 
 def _keeps_a_mean(state: Any) -> bool:

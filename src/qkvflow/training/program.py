@@ -20,7 +20,7 @@ from qkvflow.lm import LanguageModel, build_config
 from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import RunConfig
 from qkvflow.training.objective import make_objective, step_flops
-from qkvflow.training.optim import evaluation_params, optimiser
+from qkvflow.training.optim import averages, evaluation_params, optimiser
 from qkvflow.training.schedule import make_schedule
 from qkvflow.training.step import (
     Hyper,
@@ -141,7 +141,7 @@ class Program:
 
     @property
     def _averages(self) -> bool:
-        return self.config.optim.name == "schedule-free"
+        return averages(self.state.opt_state)
 
 
 def make_program(config: RunConfig, vocab_size: int, layout: Layout | None = None) -> Program:
