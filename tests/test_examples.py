@@ -1,7 +1,6 @@
 """The members of one's own in `examples`: under the same promises as those of the package."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from own_members import EXAMPLES, no_examples
 from test_contract import check
 from tiny_models import TINY, config_of, make, random_tokens, randomised
 
@@ -19,7 +19,6 @@ from qkvflow.schemes import make_scheme
 from qkvflow.zoo import FIELDS, MIXERS, MODELS, SCHEMES, ModelConfig, configure, entry
 from qkvflow.zoo.plugins import load_plugins
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 MEMBERS = {
     "my-field": (FIELDS, "two-ends"),
     "my-mixer": (MIXERS, "moving-average"),
@@ -30,13 +29,12 @@ MEMBERS = {
 @pytest.fixture(scope="module", autouse=True)
 def loaded() -> Iterator[None]:
     """In the registries for these tests alone: others run over all members there are."""
-    load_plugins(EXAMPLES / f"{name.replace('-', '_')}.py" for name in MEMBERS)
-    kept = {name: (registry[member], MODELS[name]) for name, (registry, member) in MEMBERS.items()}
-    assert all(kept.values())
-    yield
-    for name, (registry, member) in MEMBERS.items():
-        registry.unregister(member)
-        MODELS.unregister(name)
+    with no_examples():
+        load_plugins(EXAMPLES / f"{name.replace('-', '_')}.py" for name in MEMBERS)
+        for name, (registry, member) in MEMBERS.items():
+            assert registry[member]
+            assert MODELS[name]
+        yield
 
 
 def config(name: str, **changes: Any) -> ModelConfig:

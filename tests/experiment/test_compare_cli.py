@@ -3,21 +3,20 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from comparisons import environment, read_json
+from own_members import EXAMPLES, no_examples
 
 from qkvflow.cli import main
 from qkvflow.evaluation.losses import evaluate
 from qkvflow.experiment.plan import TUNING_GRID
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load
-from qkvflow.zoo import FIELDS, MODELS
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "my_field.py"
+EXAMPLE = EXAMPLES / "my_field.py"
 SMALL = (
     *("--model.d_model", "16", "--model.num_steps", "2", "--model.num_heads", "2"),
     *("--model.context", "16", "--batch-size", "4", "--optim.warmup", "2"),
@@ -29,15 +28,6 @@ def options(text: Path, out: Path, *more: str) -> list[str]:
     return ["compare", "--data", data, "--tokenizer", "char", "--out", str(out), *SMALL, *more]
 
 
-@pytest.fixture
-def the_zoo_as_it_was() -> Iterator[None]:
-    """A plugin adds to the registries of this process, and other tests run over all of them."""
-    yield
-    FIELDS.unregister("two-ends")
-    MODELS.unregister("my-field")
-
-
-@pytest.mark.usefixtures("the_zoo_as_it_was")
 def test_a_field_of_ones_own(text: Path, tmp_path: Path):
     """A real process: a plugin, three seeds, samples, statistics and the report."""
     out = tmp_path / "out"
@@ -71,7 +61,8 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
     assert kept.step == losses["selected_step"]
     # The same again, in this process, has nothing to do but the report.
     (out / "report.html").unlink()
-    assert main([*words, "--quiet"]) == 0
+    with no_examples():
+        assert main([*words, "--quiet"]) == 0
     assert (out / "report.html").exists()
 
 
