@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from qkvflow.cli.options import add_config_options
+from qkvflow.cli.options import SHORT, add_config_options
 from qkvflow.errors import UserError
 
 _BUDGETS = {
@@ -15,12 +15,9 @@ _BUDGETS = {
     "flops": ("X", "training FLOPs"),
     "seconds": ("X", "seconds of training"),
 }
+_KEPT = ("--size", "--data", "--data-dir", "--tokenizer", "--batch-size")
 _SHORT = {
-    "--size": ("model.size", "SIZE", "small, medium or large"),
-    "--data": ("data.spec", "SPEC", "the corpus: stdlib, file:PATH, hf:NAME, source:markov, ..."),
-    "--data-dir": ("data.dir", "DIR", "a local copy of an hf: dataset"),
-    "--tokenizer": ("data.tokenizer", "NAME", "byte, char, bpe:N or PATH/tokenizer.json"),
-    "--batch-size": ("train.batch_size", "N", "windows of one step"),
+    **{option: SHORT[option] for option in _KEPT},
     "--lr": ("optim.lr", "X", "peak learning rate, shared by all models"),
 }
 _EXAMPLES = """\
