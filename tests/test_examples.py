@@ -79,7 +79,7 @@ def test_the_moving_average_is_one():
 
 
 def test_roles_place_the_gates_and_the_shards_of_a_mixer_of_ones_own():
-    model = make(config("my-mixer", field="gated"))
+    model: Any = make(config("my-mixer", field="gated"))
     gates = {
         jax.tree_util.keystr(path, simple=True, separator=".").split(".")[-3]: gate.axis
         for path, gate in jax.tree_util.tree_leaves_with_path(
@@ -104,6 +104,6 @@ def test_ralston_has_order_2():
 
 
 def test_the_field_is_its_blocks_at_the_ends():
-    field = make(config("my-field")).field
+    field: Any = make(config("my-field")).field
     for t, end in ((0.0, field.first), (1.0, field.last)):
         assert eqx.tree_equal(field.at(t), end)

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from qkvflow.lm import loss
-from qkvflow.zoo import abstract, configure, entry
+from qkvflow.lm import abstract, loss
+from qkvflow.zoo import configure, entry
 
 LENGTHS = (1024, 2048, 4096, 8192)
 

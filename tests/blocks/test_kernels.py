@@ -84,7 +84,11 @@ def test_product_is_its_plain_twin(shape: tuple[int, int, int], bias: bool):
 def test_norms_and_gelu_are_their_plain_twins():
     x, scale, shift = 3.0 * normal(0, 20, 24) + 1.0, normal(1, 24), normal(2, 24)
     assert_twins(
-        lambda *a: layer_norm(*a, 1e-5), lambda *a: plain_layer_norm(*a, 1e-5), x, scale, shift
+        lambda x, s, b: layer_norm(x, s, b, 1e-5),
+        lambda x, s, b: plain_layer_norm(x, s, b, 1e-5),
+        x,
+        scale,
+        shift,
     )
     assert_twins(
         lambda x, s: layer_norm(x, s, None, 1e-5),
@@ -92,7 +96,9 @@ def test_norms_and_gelu_are_their_plain_twins():
         x,
         scale,
     )
-    assert_twins(lambda *a: rms_norm(*a, 1e-6), lambda *a: plain_rms_norm(*a, 1e-6), x, scale)
+    assert_twins(
+        lambda x, s: rms_norm(x, s, 1e-6), lambda x, s: plain_rms_norm(x, s, 1e-6), x, scale
+    )
     assert_twins(gelu, plain_gelu, 2.0 * x)
 
 

@@ -123,6 +123,18 @@ def test_dry_run_shows_matched_shapes(
     assert not (tmp_path / "out").exists()
 
 
+def test_matching_drops_no_model_of_the_users(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    plan = tmp_path / "plan.yaml"
+    models = ["standard", "standard-narrow-of-mine=shared"]
+    plan.write_text(yaml.safe_dump({"models": models, "budget": {"steps": 5}}))
+    more = ("--config", str(plan), "--match", "params", "--dry-run")
+    assert main(options(text, tmp_path / "out", *more)) == 0
+    said = yaml.safe_load(capsys.readouterr().out)
+    assert [each["label"] for each in said["models"]] == ["standard", "standard-narrow-of-mine"]
+
+
 def test_help_is_quick_and_readable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

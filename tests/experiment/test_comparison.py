@@ -41,7 +41,8 @@ def two_models(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished comparison of two models on two seeds by two workers, with samples."""
     out = tmp_path_factory.mktemp("compare") / "out"
     train = {**content(text)["train"], "samples": "last", "eval_depths": "2"}
-    outcome = run_plan(both_plan(text, train=train), out, executor=workers(2))
+    track = {"name": "tensorboard"}
+    outcome = run_plan(both_plan(text, train=train, track=track), out, executor=workers(2))
     assert (outcome.finished, outcome.failed) == (4, ())
     return out
 
@@ -65,7 +66,7 @@ def test_a_run_of_a_comparison_is_an_ordinary_run(two_models: Path, tmp_path: Pa
     run = two_models / "runs" / "standard" / "seed-1"
     names = {path.name for path in run.iterdir()}
     assert names >= {"config.yaml", "record.json", "metrics.jsonl", "samples.txt", "checkpoints"}
-    assert names >= {"tokenizer.json"}
+    assert names >= {"tokenizer.json", "tensorboard"}, "trackers are told of every run"
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert config["track"]["label"] == "standard"
     assert config["track"]["group"] == "out"

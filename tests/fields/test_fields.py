@@ -195,7 +195,7 @@ TIME_INDEXED = {
 
 @pytest.mark.parametrize("mixer", TIME_INDEXED)
 def test_time_indexed_gates_sit_where_they_were_published(mixer: str):
-    field = build_config(config_of("gated", block=mixer), vocab_size=3, key=KEY).field
+    field: Any = build_config(config_of("gated", block=mixer), vocab_size=3, key=KEY).field
     found = {}
     for path, gate in jax.tree_util.tree_leaves_with_path(
         field.gates, is_leaf=lambda x: isinstance(x, ChannelGate)

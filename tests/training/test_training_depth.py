@@ -46,6 +46,10 @@ def cross_entropy(logits: Any) -> float:
     return float(-np.log(p[np.arange(len(p)), np.asarray(TARGETS).reshape(-1)]).mean())
 
 
+forward = eqx.filter_jit(lambda model: model(TOKENS))
+
+
+@eqx.filter_jit
 def on_edges(model: LanguageModel, edges: Any) -> Any:
     """Euler's method by hand: steps of any lengths, weights at the end of each."""
     rows = Rows(2, 5)
@@ -85,7 +89,7 @@ def by_number() -> dict[int, tuple[float, float]]:
     """The cross-entropy at every number that may be drawn, and the divergence to twice as many."""
     found = {}
     for number in (1, 2, 5):
-        coarse, fine = (np.asarray(model().at_depth(n)(TOKENS)) for n in (number, 2 * number))
+        coarse, fine = (np.asarray(forward(model().at_depth(n))) for n in (number, 2 * number))
         gaps = rel_entr(softmax(coarse, axis=-1), softmax(fine, axis=-1)).sum(axis=-1)
         found[number] = (cross_entropy(coarse), gaps.mean())
     return found

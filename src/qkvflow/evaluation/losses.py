@@ -63,7 +63,7 @@ class Evaluation:
         }
 
 
-class Groups(NamedTuple):
+class WindowGroups(NamedTuple):
     """Windows in groups of `GROUP` batches, with the number of batches of each group."""
 
     starts: Int[np.ndarray, "groups group batch"]
@@ -82,7 +82,7 @@ def evaluation_batch(context: int, vocab_size: int, parts: int = 1) -> int:
 
 def evaluation_groups(
     num_tokens: int, context: int, batch_size: int, max_tokens: int | None = None
-) -> Groups:
+) -> WindowGroups:
     """All windows of a split, or as many as hold `max_tokens`, evenly spread."""
     windows = evaluation_windows(num_tokens, context, batch_size)
     starts, lengths = windows.starts.reshape(-1), windows.lengths.reshape(-1)
@@ -95,7 +95,7 @@ def evaluation_groups(
     picked = EvaluationWindows(np.zeros(padded, starts.dtype), np.zeros(padded, lengths.dtype))
     picked.starts[:wanted], picked.lengths[:wanted] = starts[chosen], lengths[chosen]
     counts = [min(GROUP, batches - first) for first in range(0, batches, GROUP)]
-    return Groups(picked.starts.reshape(shape), picked.lengths.reshape(shape), counts)
+    return WindowGroups(picked.starts.reshape(shape), picked.lengths.reshape(shape), counts)
 
 
 def make_group_losses(

@@ -133,7 +133,7 @@ class Speculation(NamedTuple):
         return self.made / max(self.rounds, 1)
 
 
-class Progress(NamedTuple):
+class Round(NamedTuple):
     """Some more new tokens of each sequence; drafts of this round that there were, and right."""
 
     tokens: list[list[int]]
@@ -180,7 +180,7 @@ def stream_speculative(
     num_tokens: int,
     sampler: Sampler,
     seed: int = 0,
-) -> Iterator[Progress]:
+) -> Iterator[Round]:
     """`generate_speculative` for one prompt, round by round."""
     texts = check(model, [prompt], num_tokens, window=False)
     models = make_pair(model, draft_steps, draft_length)
@@ -203,7 +203,7 @@ def make_pair(model: LanguageModel, draft_steps: int, draft_length: int) -> Mode
 
 def speculate(
     models: Models, texts: list[list[int]], group: list[int], request: Request, length: int
-) -> Iterator[Progress]:
+) -> Iterator[Round]:
     """New tokens of each sequence of a group, round by round."""
     start, lengths, ends, job = lay_out(texts, group, request, spare=length + 1)
     slots = Window(models.full, False, start.shape[1]).length
@@ -225,7 +225,7 @@ def speculate(
     empty = models.draft.init_caches(start.shape[0], slots)
     draft = _feed((models.draft, run.tokens, zero, done), empty)
     pair, lag = Pair(run.tokens, run.caches, draft), 1
-    yield Progress(new(pair.tokens, done + 1), 0, 0)
+    yield Round(new(pair.tokens, done + 1), 0, 0)
     done += 1
     while done < limit:
         before = pair
@@ -238,7 +238,7 @@ def speculate(
             draft = _feed((models.draft, pair.tokens, missing, accepted + lag), before.draft)
             pair = Pair(pair.tokens, full, draft)
         lag = 2 if accepted == length else 1
-        yield Progress(new(pair.tokens, done + accepted + 1), length, accepted)
+        yield Round(new(pair.tokens, done + accepted + 1), length, accepted)
         done += accepted + 1
     if done < ends.max():
         # Too near the end of the context for a whole round.
@@ -246,4 +246,4 @@ def speculate(
         unknown = jnp.zeros_like(pair.tokens)
         last = Run(pair.tokens, unknown, pair.full, jnp.int32(done), jnp.int32(0))
         final = steps((models.full, job, zero, rest), last)
-        yield Progress(new(final.tokens, int(ends.max())), 0, 0)
+        yield Round(new(final.tokens, int(ends.max())), 0, 0)

@@ -29,7 +29,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DepthLoss:
     """Loss of trained models run with another depth grid or scheme; mean and range over seeds."""
 
     num_steps: int | None
@@ -95,7 +95,7 @@ class Model:
     rates: Rates
     train: Band | None = None
     validation: Band | None = None
-    evaluations: tuple[Evaluation, ...] = ()
+    evaluations: tuple[DepthLoss, ...] = ()
     reach: Mapping[float, Reach] | None = None
     sample: Sample | None = None
 

@@ -9,7 +9,7 @@ import numpy as np
 from qkvflow.records import Curve, Record, Records, finite
 from qkvflow.report import curves as bands
 from qkvflow.report.baselines import groups_of
-from qkvflow.report.content import Evaluation, Model, Question, Rates, Reach, Report, Speed
+from qkvflow.report.content import DepthLoss, Model, Question, Rates, Reach, Report, Speed
 from qkvflow.report.files import last_sample, read_json, read_plan
 from qkvflow.statistics import time_to_threshold
 
@@ -291,7 +291,7 @@ def _still_falling(runs: Sequence[Record], curves: Mapping[int, Curve]) -> bool:
     return bool(ends) and all(ends)
 
 
-def _evaluations(runs: Sequence[Record]) -> tuple[Evaluation, ...]:
+def _evaluations(runs: Sequence[Record]) -> tuple[DepthLoss, ...]:
     found: dict[tuple[int | None, str], list[float]] = {}
     for run in runs:
         for entry in run.content.get("evaluations") or ():
@@ -301,7 +301,7 @@ def _evaluations(runs: Sequence[Record]) -> tuple[Evaluation, ...]:
                 found.setdefault(key, []).append(nats)
     ordered = sorted(found.items(), key=lambda item: (item[0][1], item[0][0] or 10**9))
     return tuple(
-        Evaluation(steps, scheme, float(np.mean(v)), min(v), max(v), len(v))
+        DepthLoss(steps, scheme, float(np.mean(v)), min(v), max(v), len(v))
         for (steps, scheme), v in ordered
     )
 

@@ -28,10 +28,7 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
             params = loop.checkpoints.restore_model(wanted, program.state_parts()[0])
         else:
             loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
-    losses: dict[str, Any] = {}
-    for name in ("validation", "test"):
-        has_split = len(getattr(loop.encoded, name)) > 1
-        losses[name] = loop.evaluator(name)(params).summary() if has_split else None
+    losses = {name: _loss(loop, name, selected, params) for name in ("validation", "test")}
     if config.train.samples == "last":
         with rundir.writing(loop.directory):
             loop.sample(params, progress)
@@ -47,6 +44,17 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
     if config.checkpoint.finished != "all":
         loop.checkpoints.forget(selected if config.checkpoint.finished == "best" else None)
     return record
+
+
+def _loss(loop: Loop, split: str, step: int, params: Any) -> dict[str, float] | None:
+    """On a whole split; not once more where the loop has seen just that."""
+    if split == "validation" and loop.whole_validation is not None:
+        seen, evaluation = loop.whole_validation
+        if seen == step:
+            return evaluation.summary()
+    if len(getattr(loop.encoded, split)) < 2:
+        return None
+    return loop.evaluator(split)(params).summary()
 
 
 def fail(loop: Loop, progress: Progress, error: str) -> None:

@@ -80,6 +80,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         self._metrics: MetricsWriter | None = None
+        self.whole_validation: tuple[int, Evaluation] | None = None
+        """The step and loss of the best evaluation on the whole split that this process made."""
         self._validation = self.evaluator("validation", self.config.train.eval_tokens)
 
     @property
@@ -190,6 +192,8 @@ class Loop:
         if step % train.eval_every == 0 or over:
             params = self.program.evaluation_params(state)
             evaluation = self._validation(params)
+            if train.eval_tokens is None and self._improves(evaluation, progress):
+                self.whole_validation = step, evaluation
             with writing(self.directory):
                 improved = self._note(evaluation, progress)
                 if train.samples == "evaluations":
@@ -226,11 +230,14 @@ class Loop:
         }
         self._write(line)
         self.reporter.validation(progress.step, evaluation)
-        best = progress.best_loss
-        improved = math.isfinite(evaluation.nats) and (best is None or evaluation.nats < best)
+        improved = self._improves(evaluation, progress)
         if improved:
             progress.best_loss, progress.best_step = evaluation.nats, progress.step
         return improved
+
+    def _improves(self, evaluation: Evaluation, progress: Progress) -> bool:
+        best = progress.best_loss
+        return math.isfinite(evaluation.nats) and (best is None or evaluation.nats < best)
 
     def sample(self, params: Any, progress: Progress) -> None:
         """Text for a person to read, at the end of `samples.txt`."""

@@ -3,7 +3,7 @@
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import Figure, Plot, Series, values
 from qkvflow.report.charts.scales import axis
-from qkvflow.report.content import Evaluation, Model, Report
+from qkvflow.report.content import DepthLoss, Model, Report
 
 
 def depth(report: Report, number: int) -> Figure | None:
@@ -28,7 +28,7 @@ def depth(report: Report, number: int) -> Figure | None:
     )
 
 
-def _series(model: Model, scheme: str, own: list[Evaluation]) -> Series:
+def _series(model: Model, scheme: str, own: list[DepthLoss]) -> Series:
     trained = model.config.get("num_steps")
     return Series(
         model.label,
