@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.evaluation import add_checkpoint_option, add_depth_options, checkpoint_step
 from qkvflow.errors import UserError
 from qkvflow.zoo.registry import ANALYSES
 
@@ -22,18 +22,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", metavar="TEXT", help="the text to follow (default: a sample of the model's own)"
     )
-    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
-    parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, ...")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    add_depth_options(parser)
     parser.add_argument(
         "--exponents",
         default="16",
         metavar="K",
         help="Lyapunov exponents: the leading K, or all (default 16)",
     )
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_checkpoint_option(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="where to write (default: analysis/ in the run or export)"
     )

@@ -5,7 +5,13 @@ import json
 import sys
 from typing import Any
 
-from qkvflow.cli.evaluation import checkpoint_step, contexts_of, positions_of
+from qkvflow.cli.evaluation import (
+    add_checkpoint_option,
+    add_depth_options,
+    checkpoint_step,
+    contexts_of,
+    positions_of,
+)
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.errors import UserError
 
@@ -15,9 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", help="train, validation (default) or test")
     parser.add_argument("--data", metavar="SPEC", help="another corpus, with the model's tokenizer")
     parser.add_argument("--data-dir", metavar="DIR", help="a local copy of an hf: dataset")
-    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
-    parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    add_depth_options(parser)
     parser.add_argument(
         "--context", metavar="N[,N...]", help="other lengths of context, e.g. 2048,4096,8192"
     )
@@ -25,9 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="windows spread evenly, not all"
     )
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_checkpoint_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     add_parallel_options(parser)
 

@@ -1,8 +1,22 @@
-"""Reading the options of the verbs that look at trained models."""
+"""Options that the verbs for trained models share, and how they are read."""
 
+import argparse
 from typing import Any
 
 from qkvflow.errors import UserError
+
+
+def add_depth_options(parser: argparse.ArgumentParser) -> None:
+    """How depth is traversed, for `eval.at_depth`."""
+    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
+    parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+
+
+def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
+    )
 
 
 def checkpoint_step(text: str) -> int | str:

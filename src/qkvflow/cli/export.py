@@ -4,15 +4,13 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.evaluation import add_checkpoint_option, checkpoint_step
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dir", metavar="DIR", help="the run directory")
     parser.add_argument("--to", required=True, metavar="OUT", help="the directory to make")
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_checkpoint_option(parser)
     parser.add_argument(
         "--adapter", metavar="FILE", help="put the adapters of an adapter.safetensors on it first"
     )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.evaluation import add_checkpoint_option, checkpoint_step
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import SHORT, add_config_options
 from qkvflow.cli.train import add_output_options, overrides_of, run_and_tell
@@ -42,9 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="a per-layer model at another depth: interpolate (default), repeat or keep its layers",
     )
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_checkpoint_option(parser)
     taken = ("--model", "--size", "--tokenizer", "--data", "--data-dir")
     short = {option: value for option, value in SHORT.items() if option not in taken}
     add_config_options(parser, short)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from qkvflow.cli.evaluation import add_checkpoint_option, add_depth_options, checkpoint_step
 from qkvflow.errors import UserError
 
 
@@ -25,21 +26,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, metavar="P", help="only the most likely tokens that make up P")
     add("--seed", type=int, default=0, metavar="S", help="the same seed gives the same text")
     add("--window", action="store_true", help="beyond the context, go on with its last tokens")
-    add("--num-steps", type=int, metavar="N", help="another number of depth steps")
-    add("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
-    add("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    add_depth_options(parser)
     add("--draft-steps", type=int, metavar="K", help="draft with K steps, verify with all")
     add("--draft-length", type=int, default=4, metavar="L", help="tokens drafted at a time")
     add("--benchmark", action="store_true", help="time --draft-steps against doing without")
     add("--early-exit", metavar="RULE", help="entropy=0.5 or change=0.01: stop when settled")
     add("--batch-size", type=int, default=64, metavar="N", help="of --prompts")
-    add("--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step")
+    add_checkpoint_option(parser)
     add("--json", action="store_true", help="a JSON object for each prompt, one on a line")
 
 
 def run(args: argparse.Namespace) -> int:
     from qkvflow.cli.eval import at_depth
-    from qkvflow.cli.evaluation import checkpoint_step
     from qkvflow.compilation import use_compilation_cache
     from qkvflow.generation import make_sampler
     from qkvflow.runs.load import load

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.evaluation import add_checkpoint_option, add_depth_options, checkpoint_step
 from qkvflow.errors import UserError, unknown
 
 
@@ -19,12 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-fewshot", type=int, metavar="N", help="examples in the prompt")
     parser.add_argument("--limit", type=int, metavar="N", help="only so many examples of a task")
     parser.add_argument("--batch-size", type=int, metavar="N", help="sequences at once")
-    parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
-    parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_depth_options(parser)
+    add_checkpoint_option(parser)
     parser.add_argument("--out", metavar="FILE", help="write the harness's results there (JSON)")
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
 

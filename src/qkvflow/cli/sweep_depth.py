@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qkvflow.cli.evaluation import checkpoint_step
+from qkvflow.cli.evaluation import add_checkpoint_option, checkpoint_step
 from qkvflow.errors import UserError
 
 
@@ -38,9 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="windows spread evenly over the split (default 65536; 0: the whole split)",
     )
-    parser.add_argument(
-        "--checkpoint", default="best", metavar="STEP", help="best (default), last, or a step"
-    )
+    add_checkpoint_option(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="write sweep.json, sweep.csv, sweep.png and sweep.pdf there"
     )
