@@ -9,13 +9,21 @@ WORKERS ?= auto
 # Independent implementations that tests and benchmarks compare with; the library needs none.
 PEERS := transformers==5.22.2 statsmodels==0.15.0
 
+# Rooms whose tests compile little.
+QUICK := $(addprefix tests/,test_architecture.py test_registry.py test_zoo.py statistics data \
+	runs/test_config.py cli/test_cli_models.py training/test_training_docs.py \
+	$(addprefix experiment/test_,units.py plan.py records.py matching.py))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format compare peers benchmark soak clean
+.PHONY: help setup quick test lint format compare peers benchmark soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(VENV)/.dev ## create .venv with everything a developer needs
+
+quick: $(VENV)/.dev ## the tests of a moment, in under two minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 -m "not slow" -q $(QUICK)
 
 test: lint ## lint, type-check and run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
