@@ -20,7 +20,7 @@ SMALL = (
 VERBS = {
     "eval": ["--split", "test", "--json"],
     "generate": ["--prompt", "depth", "--tokens", "5", "--json"],
-    "analyze": ["--only", "trajectory,weights", "--text", "the flow", "--json"],
+    "analyze": ["--only", "trajectory", "--text", "the flow", "--json"],
     "finetune": ["--num-steps", "3", "--steps", "2", "--no-samples", "--json"],
     "resume": ["--steps", "6", "--no-samples", "--json"],
 }
@@ -79,7 +79,7 @@ def test_every_verb(
     )
     assert found["generate"]["tokens"] == 5
     assert found["analyze"]["num_steps"] == 2
-    assert set(found["analyze"]["findings"]) == {"trajectory", "weights"}
+    assert set(found["analyze"]["findings"]) == {"trajectory"}
     assert found["finetune"]["model"]["config"]["num_steps"] == 3
     assert found["resume"]["budget"]["steps"] == 6
     assert found["resume"]["label"] == record["label"] == model
