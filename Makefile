@@ -8,9 +8,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= auto
 # Independent implementations that tests and benchmarks compare with; the library needs none.
 PEERS := transformers==5.22.2 statsmodels==0.15.0
+# What breaks first when a room changes: rules of the house, configurations, data, the step.
+QUICK := $(addprefix tests/,test_architecture.py test_zoo.py test_lm.py runs data statistics \
+	evaluation/test_losses.py evaluation/test_ngrams.py training/test_training_step.py \
+	training/test_training_optim.py training/test_training_docs.py distributed/test_mesh.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format compare peers benchmark soak clean
+.PHONY: help setup test quick lint format compare peers benchmark soak clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -19,6 +23,9 @@ setup: $(VENV)/.dev ## create .venv with everything a developer needs
 
 test: lint ## lint, type-check and run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
+
+quick: $(VENV)/.dev ## the tests of every room that take seconds: under two minutes in all
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 $(QUICK)
 
 lint: $(VENV)/.dev ## ruff and pyright
 	$(BIN)/ruff check .
