@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkvflow.digests import file_digest
 from qkvflow.errors import ResourceError, UserError
 from qkvflow.files import to_json, write_whole
 from qkvflow.runs.config_files import read_yaml
@@ -132,6 +133,31 @@ def last_line(path: Path) -> dict[str, Any] | None:
             continue
         return line if isinstance(line, dict) else None
     return None
+
+
+def describe_growing(directory: Path) -> dict[str, Any]:
+    """Sizes and hashes of the files a run appends to."""
+    found = [name for name in (METRICS, SAMPLES) if (directory / name).exists()]
+    sizes = {name: (directory / name).stat().st_size for name in found}
+    return {
+        name: {"bytes": size, "sha256": file_digest(directory / name, size)}
+        for name, size in sizes.items()
+    }
+
+
+def altered(directory: Path, described: Mapping[str, Any]) -> list[str]:
+    """A line for each file that does not begin as it was described."""
+    notes = []
+    for name, was in described.items():
+        path = directory / name
+        have = path.stat().st_size if path.exists() else -1
+        if have < was["bytes"] or file_digest(path, was["bytes"]) != was["sha256"]:
+            notes.append(
+                f"{path} {'is gone' if have < 0 else 'was altered'} since the last checkpoint: "
+                "what it says of the steps before is not to be trusted; restore it from a copy "
+                "or go on without"
+            )
+    return notes
 
 
 def cut_back(directory: Path, step: int, samples_bytes: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from qkvflow.generation.text import sample_text
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
-from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, writing
+from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, describe_growing, writing
 from qkvflow.training.dispatch import Dispatch
 from qkvflow.training.program import Program
 from qkvflow.training.reporter import Reporter
@@ -63,6 +63,8 @@ class Progress:
     samples_bytes: int = 0
     done: bool = False
     started: str | None = None
+    written: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Sizes and hashes of the files that grow, for a resumed run to find them altered."""
 
 
 @dataclasses.dataclass
@@ -209,6 +211,7 @@ class Loop:
         if self._metrics is not None:
             with writing(self.directory):
                 self._metrics.sync()
+                progress.written = describe_growing(self.directory)
         best = progress.best_step if self.config.checkpoint.best else None
         host = {**self.fingerprint, "progress": dataclasses.asdict(progress)}
         self.checkpoints.save(*self.program.split_state(state), host, progress.step, best)

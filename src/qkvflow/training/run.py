@@ -21,6 +21,7 @@ from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
 from qkvflow.runs.corpus import load_data
 from qkvflow.runs.figure import draw_losses
+from qkvflow.runs.load import tokenizer_problem
 from qkvflow.runs.record import now
 from qkvflow.runs.resume_rules import check_config, check_data, check_mesh
 from qkvflow.training.ending import fail, finish
@@ -98,7 +99,7 @@ def resume(
     config = make_config(written, overrides or {})
     finished = rundir.read_record(directory)
     if finished and finished["status"] == "finished" and config == make_config(written):
-        (reporter or SilentReporter()).note(f"{directory} is finished; nothing to do")
+        (reporter or SilentReporter()).note(_restored(directory, config, finished))
         complete(directory, reporter)
         return finished
     with ExitStack() as stack:
@@ -116,6 +117,23 @@ def resume(
         record = _run(program, directory, encoded, reporter or SilentReporter(), notes)
     complete(directory, reporter)
     return record
+
+
+def _restored(directory: Path, config: RunConfig, record: dict[str, Any]) -> str:
+    """Nothing is left to do of a finished run, unless its tokenizer is gone or damaged."""
+    identity = record["data"].get("tokenizer_identity")
+    problem = identity and tokenizer_problem(directory, identity)
+    if not problem:
+        return f"{directory} is finished; nothing to do"
+
+    def restore() -> None:
+        encoded = load_data(config)
+        check_data(record["data"], encoded.describe(), encoded.tokenizer.identity)
+        with rundir.locked(directory), rundir.writing(directory):
+            encoded.tokenizer.save(directory)
+
+    hosts.on_rank0(restore)
+    return f"{directory} is finished; {problem}: written again from the corpus"
 
 
 def complete(directory: Path, reporter: Reporter | None) -> None:
@@ -195,6 +213,7 @@ def _run(
 
         def cut_back() -> None:
             with rundir.writing(directory):
+                notes.extend(rundir.altered(directory, progress.written))
                 rundir.cut_back(directory, progress.step, progress.samples_bytes)
 
         hosts.on_rank0(cut_back)

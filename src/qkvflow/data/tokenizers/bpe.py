@@ -13,6 +13,7 @@ from qkvflow.data.split import Split
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer
 from qkvflow.data.tokenizers.char import decoding
 from qkvflow.errors import UserError
+from qkvflow.files import write_whole
 from qkvflow.paths import cache_dir
 from qkvflow.zoo.registry import TOKENIZERS
 
@@ -20,7 +21,7 @@ END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # BPE merges settle long before this much text; more would only cost memory.
 _TRAINING_BYTES = 1 << 28
-_FORMAT = 1
+_FORMAT = 2
 
 
 @TOKENIZERS.register("bpe")
@@ -76,7 +77,7 @@ class SubwordTokenizer(Tokenizer):
 
     def save(self, directory: Path) -> Path:
         path = Path(directory) / "tokenizer.json"
-        self.backend.save(str(path))
+        write_whole(path, self.backend.to_str(pretty=True))
         return path
 
 
