@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -38,7 +38,8 @@ def array_digest(array: Any) -> bytes:
     flat = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
     pieces = [flat[start : start + _PIECE] for start in range(0, len(flat), _PIECE)]
     described = f"{host.dtype} {host.shape}".encode()
-    return b"".join([described, *(hashlib.sha256(piece).digest() for piece in pieces)])
+    hashes = (hashlib.sha256(cast(Any, piece)).digest() for piece in pieces)
+    return b"".join([described, *hashes])
 
 
 def arrays_digest(arrays: Mapping[str, Any], whole: Callable[[Any], Any] | None = None) -> str:

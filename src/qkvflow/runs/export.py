@@ -56,6 +56,7 @@ def write_export(trained: Trained, to: Path, record: dict[str, Any] | None) -> N
                 "vocab_size": trained.model.vocab_size,
                 "parameters": count_parameters(trained.model).total,
                 "step": trained.step,
+                "corpus_sha256": trained.corpus_sha256,
                 "config": trained.config.to_dict(),
             }
             trained.tokenizer.save(temporary)

@@ -41,6 +41,8 @@ class Trained:
     config: RunConfig
     step: int | None = None
     """The step its weights are of, for a run directory."""
+    corpus_sha256: str | None = None
+    """Of the text it was trained on, where that is known."""
 
 
 def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = None) -> Trained:
@@ -76,7 +78,8 @@ def load_run(
         arrays = checkpoints.restore_model(chosen, (layout or one_device()).like(params))
     finally:
         checkpoints.close()
-    return Trained(eqx.combine(arrays, static), tokenizer, config, chosen)
+    text = host["data"]["sha256"]
+    return Trained(eqx.combine(arrays, static), tokenizer, config, chosen, text)
 
 
 def tokenizer_problem(directory: Path, identity: str) -> str | None:
@@ -131,7 +134,8 @@ def _load_export(path: Path, layout: Layout | None) -> Trained:
     filled = jax.tree.unflatten(structure, [arrays[path_name(each)] for each, _ in leaves])
     if layout is not None:
         filled = layout.place(filled)
-    return Trained(eqx.combine(filled, static), tokenizer, config, content.get("step"))
+    step, text = content.get("step"), content.get("corpus_sha256")
+    return Trained(eqx.combine(filled, static), tokenizer, config, step, text)
 
 
 def _check_files(path: Path, content: dict[str, Any]) -> None:

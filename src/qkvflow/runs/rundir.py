@@ -10,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,6 +55,15 @@ def create(directory: Path) -> None:
         # What a process killed within its first moments left behind begins with a dot.
         if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise UserError(f"{directory} is not empty; choose another --out")
+
+
+def remove_unbegun(directory: Path) -> None:
+    """Remove what a run that could not begin has left, so that the same command can be tried
+    again. One that has a step to show stays."""
+    metrics, checkpoints = directory / METRICS, directory / CHECKPOINTS
+    begun = metrics.exists() and metrics.stat().st_size > 0
+    if not begun and not any(path.name.isdecimal() for path in checkpoints.glob("*")):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -182,8 +192,14 @@ def read_run_config(directory: Path) -> dict[str, Any]:
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """`record.json`, or None if the run has not ended."""
+    """`record.json`, or None if the run has not ended or this is no record."""
     try:
-        return json.loads((directory / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads((directory / RECORD).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    whole = isinstance(content, dict) and all(
+        isinstance(content.get(name), kind) for name, kind in (("status", str), ("schema", int))
+    )
+    if whole and content["status"] == "finished":
+        whole = all(isinstance(content.get(name), dict) for name in ("data", "losses", "budget"))
+    return content if whole else None

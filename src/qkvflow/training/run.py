@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import jax
 from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import Layout, check_batch, hosts, make_layout
-from qkvflow.errors import UserError
+from qkvflow.errors import ResourceError, UserError, out_of_memory
 from qkvflow.files import write_whole
 from qkvflow.lm import LanguageModel, abstract
 from qkvflow.runs import rundir
@@ -33,6 +34,8 @@ from qkvflow.training.trackers import TRACKERS, make_tracker
 from qkvflow.training.trainable import count_trained
 from qkvflow.zoo.registry import COMPLETIONS
 
+_MOST_PARAMETERS = 10**13
+
 
 def train(
     config: RunConfig,
@@ -50,7 +53,8 @@ def train(
     """
     use_compilation_cache()
     directory = Path(out)
-    abstract(config.model.config, vocab_size=2)  # Impossible shapes are refused before any work.
+    # Impossible shapes are refused before any work.
+    check_size(abstract(config.model.config, vocab_size=2))
     layout = make_layout(mesh)
     check_batch(layout.shape, config.train.batch_size, config.train.grad_accum)
 
@@ -71,7 +75,13 @@ def train(
                 write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.on_rank0(begin)
-        record = _run(program, directory, encoded, reporter or SilentReporter(), [], start)
+        try:
+            record = _run(program, directory, encoded, reporter or SilentReporter(), [], start)
+        except UserError as error:
+            # Room can be made and the run resumed; anything else asks for another command.
+            if hosts.is_rank0() and type(error) is not ResourceError:
+                rundir.remove_unbegun(directory)
+            raise
     complete(directory, reporter)
     return record
 
@@ -141,6 +151,16 @@ def complete(directory: Path, reporter: Reporter | None) -> None:
     for name in COMPLETIONS:
         if (directory / f".{name}.json").exists():
             COMPLETIONS[name](directory, reporter or SilentReporter())
+
+
+def check_size(model: LanguageModel) -> None:
+    """Refuse a model that no memory holds, which would end in an overflow somewhere."""
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(model) if hasattr(leaf, "shape")]
+    if sum(sizes) > _MOST_PARAMETERS:
+        raise UserError(
+            f"this model would have {sum(sizes):.1e} parameters; choose smaller sizes (d_model, "
+            "mlp_ratio, num_steps, ...)"
+        )
 
 
 def _load_everywhere(config: RunConfig) -> EncodedCorpus:
@@ -225,6 +245,10 @@ def _run(
             record = finish(loop, state, progress)
         except Diverged as error:
             fail(loop, progress, str(error))
+            raise
+        except Exception as error:
+            if (problem := out_of_memory(error)) is not None:
+                raise problem from error
             raise
         finally:
             reporter.stop()
