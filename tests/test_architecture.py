@@ -35,7 +35,8 @@ ROWS = (
     ("schemes",),
     ("blocks",),
     ("zoo",),
-    ("allocator", "compilation", "files", "limits", "threads"),
+    ("allocator", "compilation", "digests", "limits", "threads"),
+    ("files",),
     ("paths",),
     ("errors",),
 )

@@ -4,12 +4,14 @@ It does not know which field, block or scheme it was given.
 """
 
 import dataclasses
+from numbers import Integral
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Rows, cast_matrices, dropout, place
@@ -69,6 +71,7 @@ class LanguageModel(eqx.Module):
 
         `edges` are the depths where steps begin and end, if not those of the grid.
         """
+        _check_ids(tokens, self.vocab_size)
         rows = _rows(tokens)
         key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
         steps = None if key_steps is None else jax.random.split(key_steps, self.num_steps)
@@ -129,8 +132,8 @@ class LanguageModel(eqx.Module):
 
         The horizon stays, so it is the same flow, traversed more finely or more coarsely.
         """
-        if num_steps is not None and num_steps < 1:
-            raise UserError(f"num_steps must be at least 1, not {num_steps}")
+        if num_steps is not None and (not isinstance(num_steps, Integral) or num_steps < 1):
+            raise UserError(f"num_steps must be a whole number of at least 1, not {num_steps}")
         return dataclasses.replace(
             self, num_steps=num_steps or self.num_steps, scheme=scheme or self.scheme
         )
@@ -189,6 +192,20 @@ class LanguageModel(eqx.Module):
         return solution.x, jax.tree.map(lambda old, each: place(old, each, start), caches, new)
 
 
+def _check_ids(tokens: Int[Array, "*batch seq"], vocab_size: int) -> None:
+    """Indexing clamps ids that are out of range. Within a compiled program they are not known."""
+    if isinstance(tokens, Tracer) or not tokens.size:
+        return
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise UserError(
+            f"token {wrong} is not in the model's vocabulary of {vocab_size}; use its tokenizer"
+        )
+
+
 def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:
     seq = tokens.shape[-1]
+    if not tokens.size:
+        raise UserError(f"there are no tokens in an array of shape {tokens.shape}; give some")
     return Rows(tokens.size // seq, seq, start)

@@ -406,7 +406,7 @@ def typed(name: str, annotation: Any, value: Any) -> Any:
     if kind in (int, float) and isinstance(value, int | float | str):
         try:
             number = float(value) if not isinstance(value, bool) else None
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is not None and abs(number) < float("inf"):
             if kind is float:

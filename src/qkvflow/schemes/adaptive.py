@@ -11,15 +11,17 @@ model is causal up to that. Caches cannot be kept for a number of evaluations
 that is not known, so generation recomputes the sequence.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import Block
-from qkvflow.errors import UserError
+from qkvflow.errors import Note, UserError
 from qkvflow.schemes.base import (
     AbstractScheme,
     ApplyBranch,
@@ -87,13 +89,19 @@ class Adaptive(AbstractScheme):
         states = solution.ys
         assert states is not None
         evaluations = solution.stats["num_steps"] * solver.tableau.num_stages
-        return Solution(
-            states[-1],
-            None,
-            states if save else None,
-            evaluations,
-            solution.result == diffrax.RESULTS.successful,
-        )
+        succeeded = solution.result == diffrax.RESULTS.successful
+        # Within a compiled program it is known only when that has run: whoever runs it looks.
+        if not isinstance(succeeded, Tracer) and not succeeded:
+            warnings.warn(out_of_steps(self.max_steps), Note, stacklevel=2)
+        return Solution(states[-1], None, states if save else None, evaluations, succeeded)
+
+
+def out_of_steps(max_steps: int) -> str:
+    """What to tell of a solver that did not arrive."""
+    return (
+        f"the adaptive solver ran out of its {max_steps} steps before the end of depth, so this is "
+        "not the flow's result; give a larger tolerance or another scheme"
+    )
 
 
 @SCHEMES.register("adaptive")
