@@ -102,8 +102,8 @@ def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
     """One block with the standard initialisation.
 
     Weights that write to the residual stream are scaled by 1 / sqrt(2 T), where T is the horizon
-    of all segments:
-    GPT-2's 1 / sqrt(2 N) for residual steps, and about 1 for Euler steps, which are small already.
+    of all segments: GPT-2's 1 / sqrt(2 N) for residual steps, and about 1 for Euler steps, which
+    are small already.
     """
     increments = config.prelude + _horizon(config) + config.coda
     out_scale = (2.0 * max(1.0, increments)) ** -0.5

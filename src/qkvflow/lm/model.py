@@ -90,18 +90,23 @@ class LanguageModel(eqx.Module):
         key: PRNGKeyArray | None = None,
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        free: Int[Array, ""] | None = None,
     ) -> Solution:
         """The depth flow of the tokens' states, as rows, with the work it took.
 
         `edges` are the depths where the core's steps begin and end, if not those of the grid. What
-        is saved and counted is the core's.
+        is saved and counted is the core's. `free` steps of the core come before its own, without a
+        gradient (see `Segment.integrate_truncated`).
         """
         rows = _rows(tokens)
         key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
         x = dropout(self.embed(tokens, rows), self.dropout, key_embed)
         for index, segment in enumerate(self.prelude):
             x = self._pass(segment, x, rows, _fold(key_steps, index)).x
-        solution = self._pass(self.core, x, rows, key_steps, save=save, edges=edges)
+        if free is None:
+            solution = self._pass(self.core, x, rows, key_steps, save=save, edges=edges)
+        else:
+            solution = self._truncated(x, rows, key_steps, free)
         x = self._finish(solution.x, rows, key_steps)
         return solution._replace(x=x)
 
@@ -110,6 +115,24 @@ class LanguageModel(eqx.Module):
         for index, segment in enumerate(self.coda, start=len(self.prelude)):
             x = self._pass(segment, x, rows, _fold(key, index)).x
         return x
+
+    def _truncated(
+        self, x: Hidden, rows: Rows, key: PRNGKeyArray | None, free: Int[Array, ""]
+    ) -> Solution:
+        horizon: Any = self.horizon
+        if self.depth_dial == "repeat":
+            horizon = horizon * (1.0 + free / self.num_steps)
+        return self.core.integrate_truncated(
+            x,
+            rows,
+            free,
+            horizon,
+            make_apply=lambda key: ApplyFull(rows, key),
+            per_step=None if key is None else jax.random.split(key, self.num_steps),
+            key=None if key is None else jax.random.fold_in(key, _START_KEY),
+            dtype=self.compute_dtype,
+            remat=self.remat,
+        )
 
     def _pass(
         self, segment: Segment, x: Hidden, rows: Rows, key: PRNGKeyArray | None, **options: Any

@@ -15,7 +15,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Block, Rows, cast_matrices
 from qkvflow.errors import UserError
@@ -23,7 +23,7 @@ from qkvflow.fields.base import AbstractField
 from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
-from qkvflow.schemes.base import ApplyBranch, Hidden, Solution
+from qkvflow.schemes.base import ApplyBranch, Hidden, Size, Solution
 
 _NOISE_KEY = 0x6E6F69
 
@@ -92,6 +92,53 @@ class Segment(eqx.Module):
             before=self.before(e, dtype),
             **options,
         )
+
+    def integrate_truncated(
+        self,
+        e: Hidden,
+        rows: Rows,
+        free: Int[Array, ""],
+        horizon: Size,
+        *,
+        make_apply: Callable[[Any], ApplyBranch],
+        per_step: Any = None,
+        dtype: str = "float32",
+        key: PRNGKeyArray | None = None,
+        **options: Any,
+    ) -> Solution:
+        """As `integrate`, with `free` steps before the segment's own through which there is no
+        gradient: a loop whose length is data, so that one program serves any number.
+
+        t runs over [0, 1] from the first free step to the last. `horizon` is that of all steps.
+        """
+        total = free + self.num_steps
+        first = self.first(e, rows, key=key)
+
+        def integrate(segment: Segment, e: Hidden, x: Hidden, first: Any, steps: int, **more: Any):
+            edges = (first + jnp.arange(steps + 1)) / total
+            return segment.scheme.integrate(
+                segment.field,
+                x,
+                num_steps=steps,
+                horizon=horizon,
+                make_apply=make_apply,
+                prepare=lambda block: prepared(block, dtype),
+                before=segment.before(e, dtype),
+                edges=edges.astype(jnp.float32),
+                **more,
+            )
+
+        # Nothing inside has a tangent, so that the loop need not be differentiated.
+        held, given, begin = jax.tree.map(jax.lax.stop_gradient, (self, e, first))
+
+        def body(step: Array, x: Hidden) -> Hidden:
+            each = None if per_step is None else jax.random.fold_in(per_step[0], step)[None]
+            return integrate(held, given, x, step, 1, per_step=each).x
+
+        x = jax.lax.fori_loop(0, free, body, begin)
+        # Where no step is free, the first state is the segment's own, with its gradient.
+        x = jnp.where(free > 0, jax.lax.stop_gradient(x), first)
+        return integrate(self, e, x, free, self.num_steps, per_step=per_step, **options)
 
     # One step at a time, for schemes that have steps
 
