@@ -32,7 +32,7 @@ ROWS = (
     ("interop",),
     ("lm",),
     ("fields",),
-    ("schemes",),
+    ("injections", "schemes"),
     ("blocks",),
     ("zoo",),
     ("allocator", "compilation", "digests", "limits", "threads"),
@@ -43,7 +43,7 @@ ROWS = (
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}
 
 # Rooms that a room must not know although they stand below it.
-MODELS = frozenset({"interop", "lm", "fields", "schemes", "blocks"})
+MODELS = frozenset({"interop", "lm", "fields", "injections", "schemes", "blocks"})
 UNKNOWN_TO: Mapping[str, frozenset[str]] = {
     "report": MODELS,
     "data": MODELS,

@@ -28,6 +28,7 @@ from qkvflow.schemes.base import (
     FieldLike,
     Hidden,
     SchemeOptions,
+    Size,
     Solution,
     total_increment,
 )
@@ -45,16 +46,21 @@ class Adaptive(AbstractScheme):
         x: Hidden,
         *,
         num_steps: int,
-        horizon: float,
+        horizon: Size,
         make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        before: Callable[[Hidden], Hidden] | None = None,
     ) -> Solution:
         if edges is not None:
             raise UserError("an adaptive scheme finds its own steps; leave the random grid out")
+        if before is not None:
+            raise UserError(
+                "an adaptive scheme has no steps of its own to inject before; choose a fixed one"
+            )
         try:
             import diffrax
         except ModuleNotFoundError:
