@@ -144,7 +144,7 @@ def test_a_tracker_that_cannot_begin_leaves_nothing(
     def no_login(directory: Path, config: RunConfig) -> None:
         raise RuntimeError("api_key not configured (no-tty).\ncall wandb.login()")
 
-    monkeypatch.setitem(TRACKERS._made, "tensorboard", no_login)
+    monkeypatch.setitem(TRACKERS._members, "tensorboard", no_login)
     with pytest.raises(UserError, match=r"--track tensorboard could not begin \(api_key"):
         train(tiny(track={"name": "tensorboard"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
