@@ -17,6 +17,10 @@ Matrix = Float[Array, "rows d"]
 
 # y = x W + b
 
+FEW_ROWS = 128
+"""Below this a backward pass of its own gains nothing, and forward differentiation stays possible:
+of weights by depth, whose embeddings have a row for each depth."""
+
 
 def product(
     x: Float[Array, "rows d_in"],
@@ -24,7 +28,8 @@ def product(
     bias: Float[Array, " d_out"] | None,
 ) -> Float[Array, "rows d_out"]:
     """y = x W + b in the type of the matrix."""
-    return (plain_product if plain() else _product)(x.astype(weight.dtype), weight, bias)
+    use_plain = plain() or x.shape[0] < FEW_ROWS
+    return (plain_product if use_plain else _product)(x.astype(weight.dtype), weight, bias)
 
 
 def plain_product(x: Array, weight: Array, bias: Array | None) -> Array:
