@@ -32,17 +32,18 @@ ROWS = (
     ("interop",),
     ("lm",),
     ("fields",),
-    ("schemes",),
+    ("injections", "schemes"),
     ("blocks",),
     ("zoo",),
-    ("allocator", "compilation", "files", "limits", "threads"),
+    ("allocator", "compilation", "digests", "limits", "threads"),
+    ("files",),
     ("paths",),
     ("errors",),
 )
 ROW_OF = {room: depth for depth, row in enumerate(ROWS) for room in row}
 
 # Rooms that a room must not know although they stand below it.
-MODELS = frozenset({"interop", "lm", "fields", "schemes", "blocks"})
+MODELS = frozenset({"interop", "lm", "fields", "injections", "schemes", "blocks"})
 UNKNOWN_TO: Mapping[str, frozenset[str]] = {
     "report": MODELS,
     "data": MODELS,

@@ -27,7 +27,7 @@ from tiny_models import (
 )
 
 from qkvflow.lm import LanguageModel
-from qkvflow.zoo import FIELDS, MIXERS, SCHEMES, ModelConfig
+from qkvflow.zoo import FIELDS, INJECTIONS, MIXERS, SCHEMES, ModelConfig
 
 PAIRS = [
     (field, list(BLOCK_CASES)[(i + j) % len(BLOCK_CASES)], scheme)
@@ -44,6 +44,12 @@ VARIANTS = [
     *({"field": "basis", "basis": each, "num_basis": 3} for each in ("chebyshev", "bspline")),
     {"remat": "block"},
     {"field": "gated", "lora": "*", "lora_rank": 2},
+    *(
+        {"field": "shared", "injection": each, "prelude": 1, "coda": 1, "core_init": "noise"}
+        for each in INJECTIONS
+        if each != "none"
+    ),
+    {"field": "cycle", "injection": "diagonal", "core_init": "zeros", "prelude": 1},
     {"field": "hypernet", "lora": "qkv:depth,down:depth", "lora_rank": 2},
 ]
 CHANGED = 4

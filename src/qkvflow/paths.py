@@ -9,7 +9,7 @@ from qkvflow.errors import UserError
 def cache_dir(*parts: str) -> Path:
     """`$QKVFLOW_CACHE`, or `qkvflow` in the user's cache directory; created on demand."""
     base = os.environ.get("QKVFLOW_CACHE")
-    if base is None:
+    if not base:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         base = Path(home) / "qkvflow"
     path = Path(base, *parts)

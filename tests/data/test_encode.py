@@ -34,7 +34,8 @@ def test_tokens_are_those_of_the_documents(tiny: Corpus):
 
 def test_the_description_is_that_of_a_record(tiny: Corpus):
     described = encode_corpus(tiny, get_tokenizer("char", tiny)).describe()
-    assert set(described) == {"spec", "tokenizer", "vocab_size", "sha256", "floor", "splits"}
+    names = {"spec", "tokenizer", "tokenizer_identity", "vocab_size", "sha256", "floor", "splits"}
+    assert set(described) == names
     assert set(described["splits"]) == {"train", "validation", "test"}
     test = described["splits"]["test"]
     assert set(test) == {"documents", "bytes", "characters", "tokens", "sha256"}
@@ -67,7 +68,9 @@ def test_the_cache_is_used_and_keyed_by_text_and_tokenizer(tiny: Corpus, cache: 
     assert other.tokens.tolist() == [1, 0, 1, 0]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "empty", "delete", "grow", "manifest", "no list"])
+@pytest.mark.parametrize(
+    "damage", ["truncate", "empty", "delete", "grow", "manifest", "no list", "alter"]
+)
 def test_a_damaged_cache_is_made_again(damage: str, tiny: Corpus, cache: Path):
     before = np.array(encode_corpus(tiny, ByteTokenizer()).train.tokens)
     for directory in kept(cache):
@@ -80,6 +83,10 @@ def test_a_damaged_cache_is_made_again(damage: str, tiny: Corpus, cache: Path):
             tokens.unlink()
         elif damage == "grow":
             tokens.write_bytes(tokens.read_bytes() + b"more")
+        elif damage == "alter":  # At equal size.
+            content = bytearray(tokens.read_bytes())
+            content[0] ^= 1
+            tokens.write_bytes(content)
         elif damage == "manifest":
             (directory / MANIFEST).write_text('{"tokens.b')
         else:

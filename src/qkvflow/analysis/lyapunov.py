@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from qkvflow.analysis.base import AbstractResult, Analysis, Subject
 from qkvflow.analysis.parts.exponents import Exponents, exponents, kaplan_yorke
-from qkvflow.analysis.parts.flow import DepthFlow, depth_flow, embedded, in_steps
+from qkvflow.analysis.parts.flow import DepthFlow, depth_flow, embedded, entering, in_steps
 from qkvflow.lm import LanguageModel
 from qkvflow.zoo.registry import ANALYSES
 
@@ -82,7 +82,8 @@ def lyapunov(
     model = in_steps(model)
     seq = len(tokens)
     position = range(seq)[position]
-    flow, x0 = depth_flow(model, seq), embedded(model, tokens)
+    flow = depth_flow(model, seq, given=entering(model, tokens))
+    x0 = embedded(model, tokens)
     found = _exponents(flow, x0, k, jax.random.key(seed))
     jacobian = np.asarray(_jacobian_rows(flow, x0, jnp.asarray(position)), np.float64)
     blocks = np.moveaxis(jacobian, 1, 0)

@@ -127,12 +127,8 @@ class Recorded:
 def _selective(model: LanguageModel, tokens: Array) -> dict[int, Any]:
     """delta A of each selective layer, by its place in the block, for every step and token."""
     rows = Rows(1, len(tokens))
-    solution = model.scheme.integrate(
-        model.field,
-        model.embed(tokens, rows),
-        num_steps=model.num_steps,
-        horizon=model.horizon,
-        make_apply=lambda _: Recorded(rows),
+    solution = model.core.integrate(
+        model.core_input(tokens), rows, make_apply=lambda _: Recorded(rows)
     )
     # Later stages of a step, which have blocks of their own, come after those of the first.
     selective = [

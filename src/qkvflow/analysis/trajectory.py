@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from qkvflow.analysis.base import AbstractResult, Analysis, Subject
 from qkvflow.analysis.parts.flow import depth_flow, in_steps
+from qkvflow.blocks.base import Rows
 from qkvflow.lm import LanguageModel
 from qkvflow.zoo.registry import ANALYSES
 
@@ -107,9 +108,11 @@ def trajectory(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Traject
 def _run(model: LanguageModel, tokens: Array) -> tuple[Array, Array, Array]:
     """States, the logits from each of them, and the local errors' norms."""
     states = model.trajectory(tokens)
-    logits = jax.vmap(model.logits)(states)
     seq, num_steps = len(tokens), model.num_steps
-    whole, half = depth_flow(model, seq), depth_flow(model, seq, 2 * num_steps)
+    logits = jax.vmap(lambda x: model.read(x, Rows(1, seq)))(states)
+    given = model.core_input(tokens)
+    whole = depth_flow(model, seq, given=given)
+    half = depth_flow(model, seq, 2 * num_steps, given=given)
 
     def error(x: Array, i: Array) -> Array:
         return jnp.linalg.norm(whole(x, i) - half(half(x, 2 * i), 2 * i + 1), axis=-1)

@@ -4,13 +4,16 @@ A verb imports what it needs when it runs, so that `--help` answers at once.
 """
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from qkvflow import __version__, allocator, threads
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import Note, UserError, one_line, out_of_memory, unknown
 
 VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
@@ -40,7 +43,7 @@ class Parser(argparse.ArgumentParser):
                 option = message.removeprefix(known).split()[0]
                 options = [name for action in self._actions for name in action.option_strings]
                 message = str(unknown("option", option.split("=")[0], options))
-        print(f"qkvflow: {message}", file=sys.stderr)
+        print(f"qkvflow: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -72,10 +75,10 @@ def main(argv: list[str] | None = None) -> int:
     allocator.configure_malloc()
     threads.configure_threads()
     try:
-        return _run_verb(argv[0], argv[1:])
+        with _notes():
+            return _run_verb(argv[0], argv[1:])
     except UserError as error:
-        print(f"qkvflow: {error}", file=sys.stderr)
-        return 2
+        return _refuse(error)
     except BrokenPipeError:
         # The reader went away (as in `qkvflow models | head`): not an error of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -83,6 +86,39 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("qkvflow: interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        where = "" if error.filename is None else f"{one_line(error.filename, 160)}: "
+        return _refuse(f"{where}{error.strerror or error}; check the path, its rights and the disk")
+    except RecursionError:
+        return _refuse("what was given is nested too deeply; flatten it")
+    except Exception as error:
+        if (problem := out_of_memory(error)) is not None:
+            return _refuse(problem)
+        if "embedded null byte" in str(error):
+            return _refuse("a path or text with a null character cannot be used; leave it out")
+        raise
+
+
+def _refuse(why: object) -> int:
+    print(f"qkvflow: {one_line(why)}", file=sys.stderr)
+    return 2
+
+
+@contextlib.contextmanager
+def _notes() -> Iterator[None]:
+    """Prints each `Note` on a line of stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        before = warnings.showwarning
+
+        def show(message: Any, category: Any, *rest: Any) -> None:
+            if issubclass(category, Note):
+                print(f"note: {one_line(message)}", file=sys.stderr)
+            else:
+                before(message, category, *rest)
+
+        warnings.showwarning = show
+        yield
 
 
 def _run_verb(verb: str, argv: list[str]) -> int:

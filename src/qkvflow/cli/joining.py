@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line, out_of_memory
 
 
 def add_parallel_options(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,12 @@ def joined(args: argparse.Namespace, work: Callable[[], int]) -> int:
         print(f"qkvflow: {lost}", file=sys.stderr)
         hosts.leave(1)
     except UserError as error:
-        print(f"qkvflow: {error}", file=sys.stderr)
+        print(f"qkvflow: {one_line(error)}", file=sys.stderr)
         hosts.leave_together(2)
-    except BaseException:
+    except BaseException as error:
+        if (problem := out_of_memory(error)) is not None:
+            print(f"qkvflow: {problem}", file=sys.stderr)
+            hosts.leave(2)
         traceback.print_exc()
         hosts.leave(1)
 

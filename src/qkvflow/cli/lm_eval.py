@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.cli.evaluation import add_checkpoint_option, add_depth_options, checkpoint_step
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import UserError, one_line, unknown
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     tasks = [name.strip() for name in args.tasks.split(",") if name.strip()]
     if not tasks:
         raise UserError("--tasks must name tasks, such as lambada_openai,hellaswag")
+    if not Path(args.dir).exists():  # Before all tasks are read, which takes a while.
+        raise UserError(f"{args.dir} does not exist; give a run directory or an export")
     manager = _manager(tasks, args.include_path)
 
     from lm_eval.evaluator import simple_evaluate
@@ -47,15 +49,21 @@ def run(args: argparse.Namespace) -> int:
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))
     model = at_depth(trained.model, trained.config.model.config, args)
-    found: Any = simple_evaluate(
-        model=HarnessModel(model, trained.tokenizer, batch_size=args.batch_size),
-        tasks=tasks,
-        task_manager=manager,
-        num_fewshot=args.num_fewshot,
-        limit=args.limit,
-        bootstrap_iters=1000,
-        log_samples=False,
-    )
+    try:
+        found: Any = simple_evaluate(
+            model=HarnessModel(model, trained.tokenizer, batch_size=args.batch_size),
+            tasks=tasks,
+            task_manager=manager,
+            num_fewshot=args.num_fewshot,
+            limit=args.limit,
+            bootstrap_iters=1000,
+            log_samples=False,
+        )
+    except OSError as error:  # Also of the libraries that fetch the tasks' data.
+        raise UserError(
+            f"the data of {args.tasks} cannot be had ({one_line(error, 160)}); connect to the "
+            "network once, or give tasks with data of your own by --include-path"
+        ) from error
     answer = {
         "path": args.dir,
         "model": trained.config.model.name,

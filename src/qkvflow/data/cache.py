@@ -1,8 +1,9 @@
 """Directories that exist whole or not at all.
 
-A directory is filled under a temporary name, flushed to disk, given a list of its files and their
-sizes, and renamed. A process killed at any moment leaves a temporary directory nobody reads; a
-file truncated later no longer has the size on the list, and the directory is made again.
+A directory is filled under a temporary name, flushed to disk, given a list of its files with their
+sizes and hashes, and renamed. A process killed at any moment leaves a temporary directory nobody
+reads; a file that was cut short or altered later is not what the list says, and the directory is
+made again.
 """
 
 import contextlib
@@ -10,23 +11,40 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from qkvflow.errors import UserError
+from qkvflow.digests import file_digest
+from qkvflow.errors import ResourceError
 
 MANIFEST = "complete.json"
 _ABANDONED_SECONDS = 24 * 3600.0
 
 
 def is_complete(directory: Path) -> bool:
-    """Whether every file that was there when the directory was finished still has its size."""
-    try:
-        sizes = json.loads((directory / MANIFEST).read_text())
-        return all((directory / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, AttributeError):
+    """Whether every file is as it was when the directory was finished; says so if one is not."""
+    if not directory.exists():
         return False
+    try:
+        files = json.loads((directory / MANIFEST).read_text())
+        if all(_is_as(directory / name, described) for name, described in files.items()):
+            return True
+    except (OSError, ValueError, LookupError, AttributeError, TypeError):
+        pass
+    print(f"qkvflow: {directory} was damaged or altered; making it again", file=sys.stderr)
+    return False
+
+
+def _is_as(path: Path, described: dict[str, int | str] | int) -> bool:
+    if isinstance(described, int):  # Lists of earlier versions have sizes alone.
+        return path.stat().st_size == described
+    return path.stat().st_size == described["bytes"] and _describe(path) == described
+
+
+def _describe(path: Path) -> dict[str, int | str]:
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
 
 
 @contextlib.contextmanager
@@ -40,7 +58,7 @@ def building(directory: Path) -> Iterator[Path]:
         _finish(temporary)
         _install(temporary, directory)
     except OSError as error:
-        raise UserError(
+        raise ResourceError(
             f"cannot write the cache in {directory.parent}: {error.strerror or error}; "
             "free some space or set QKVFLOW_CACHE to another directory"
         ) from error
@@ -49,13 +67,13 @@ def building(directory: Path) -> Iterator[Path]:
 
 
 def _finish(temporary: Path) -> None:
-    sizes = {}
+    files = {}
     for path in sorted(temporary.iterdir()):
         with path.open("rb+") as file:
             os.fsync(file.fileno())
-        sizes[path.name] = path.stat().st_size
+        files[path.name] = _describe(path)
     with (temporary / MANIFEST).open("w") as file:
-        json.dump(sizes, file)
+        json.dump(files, file)
         file.flush()
         os.fsync(file.fileno())
 

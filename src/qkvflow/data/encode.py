@@ -25,7 +25,7 @@ from qkvflow.data.tokenizers.char import decoding
 from qkvflow.errors import UserError
 from qkvflow.paths import cache_dir
 
-_FORMAT = 1
+_FORMAT = 2
 # Enough text at a time for every core to have some, little enough to fit anywhere.
 _BATCH_BYTES = 1 << 24
 _SUBWORD_CHUNK_BYTES = 1 << 18
@@ -69,6 +69,7 @@ class EncodedCorpus:
         return {
             "spec": self.corpus.spec,
             "tokenizer": self.tokenizer.name,
+            "tokenizer_identity": self.tokenizer.identity,
             "vocab_size": self.tokenizer.vocab_size,
             "sha256": self.corpus.sha256,
             "floor": self.corpus.floor,

@@ -62,6 +62,7 @@ def join(
             initialization_timeout=timeout + HEARTBEAT_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+            coordinator_bind_address=_bind_address(coordinator) if process_id == 0 else None,
         )
     except Exception as error:
         text = " ".join(str(error).split())
@@ -100,6 +101,22 @@ def _check(coordinator: str, process_id: int | None, num_processes: int | None) 
         )
     if process_id == 0:
         _check_port(int(port))
+
+
+def _bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens: at the address it was given and no other, if that is one of this
+    machine's. One that is only translated to it (a service of a cluster) means all of them."""
+    if coordinator is None:
+        return None
+    host, _, port = coordinator.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
+        family, kind, _, _, address = found[0]
+        with contextlib.closing(socket.socket(family, kind)) as probe:
+            probe.bind(address)
+    except OSError:
+        return None
+    return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
 
 
 def _check_port(port: int) -> None:

@@ -20,7 +20,7 @@ from qkvflow.blocks.base import Branch
 from qkvflow.distributed.mesh import ROWS, MeshShape, check_batch, make_mesh, mesh_shape
 from qkvflow.distributed.table import axes_in_use, shardings, with_shardings
 from qkvflow.errors import UserError
-from qkvflow.lm import LanguageModel
+from qkvflow.lm import LanguageModel, Segment
 from qkvflow.schemes.base import AbstractScheme, ApplyBranch, FieldLike, Hidden, Solution
 
 
@@ -98,8 +98,15 @@ class Layout:
             embedding=embedding,
             positions=positions,
             scheme=ShardedScheme(model.scheme, self),
+            prelude=self._sharded(model.prelude),
+            coda=self._sharded(model.coda),
             # Logits are divided with the batch: each device may hold as many as one alone.
             max_logits=self.shape.rows * model.max_logits,
+        )
+
+    def _sharded(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        return tuple(
+            dataclasses.replace(each, scheme=ShardedScheme(each.scheme, self)) for each in segments
         )
 
     def weights(self, blocks: Any) -> Any:

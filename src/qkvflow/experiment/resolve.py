@@ -13,6 +13,7 @@ from qkvflow.experiment.matching import match, measure
 from qkvflow.experiment.plan import Plan
 from qkvflow.experiment.specs import ModelSpec
 from qkvflow.lm import count_parameters, weights_in_effect
+from qkvflow.lm.accounting import block_at_end
 from qkvflow.runs.config import RunConfig
 from qkvflow.training.program import Program, make_program
 from qkvflow.zoo import ModelConfig
@@ -136,7 +137,9 @@ def _bytes(program: Program) -> int:
     shape, tokens = program.config.model.config, program.config.tokens_per_step
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.state))
     weights = 4 * weights_in_effect(program.model)
-    kept = 4 * tokens * (_KEPT_PER_TOKEN * shape.d_model * shape.num_steps + 2 * program.vocab_size)
+    own = shape.num_steps * len(block_at_end(program.model).branches) // len(shape.mixers)
+    layers = shape.prelude + own + shape.coda
+    kept = 4 * tokens * (_KEPT_PER_TOKEN * shape.d_model * layers + 2 * program.vocab_size)
     return _PROCESS_BYTES + 2 * held + 2 * weights + kept // program.config.train.grad_accum
 
 

@@ -1,6 +1,7 @@
 """A pretrained model at another depth and with adapters: its configuration, and its first weights.
 
-The flow stays: the horizon is that of the pretrained model, so N' steps are the same way through
+The flow stays: the horizon is that of the pretrained model (or the length of a step is, with
+`depth_dial: repeat`), so N' steps are the same way through
 depth as N, taken more finely or coarsely. A field that is a function of t has weights at
 every depth. A per-layer field has them only at its N layers, so N' layers of its own are made
 
@@ -59,7 +60,7 @@ def model_changes(base: Trained, adaptation: Adaptation) -> dict[str, Any]:
     changes: dict[str, Any] = {
         "num_steps": num_steps,
         "scheme": adaptation.scheme or old.scheme,
-        "horizon": base.model.horizon,
+        "horizon": base.model.at_depth(num_steps).horizon,
         "num_layers": None if _reshaped(base.model.field, adaptation) else old.layers,
     }
     if adaptation.method == "lora" and old.lora == "none":
@@ -78,7 +79,8 @@ def adapted_model(
         field = relayered(field, config.num_steps, adaptation.layers)
     if isinstance(fresh.field, Lora) and not isinstance(field, Lora):
         field = Lora(field, fresh.field.adapters)
-    kept = {name: getattr(base.model, name) for name in ("embedding", "positions", "norm", "head")}
+    others = ("embedding", "positions", "prelude", "injection", "coda", "norm", "head")
+    kept = {name: getattr(base.model, name) for name in others}
     return dataclasses.replace(fresh, field=field, **kept)
 
 

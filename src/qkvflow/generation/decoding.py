@@ -27,7 +27,7 @@ from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
-from qkvflow.schemes import AbstractStepScheme, stage_times
+from qkvflow.schemes import AbstractStepScheme
 from qkvflow.schemes.base import ApplyInPlace
 
 GROUP = 32
@@ -70,11 +70,13 @@ class Apart:
     """As `FullDepth`, with the weights of every step, and its caches, in arrays of their own."""
 
     def __init__(self, model: LanguageModel):
-        assert isinstance(model.scheme, AbstractStepScheme)
-        times = stage_times(model.num_steps, model.scheme.stages).T
         # Without the barrier XLA takes the slices into the loop and copies for every token.
-        stages = [unstack(model.field.stack(ts), model.num_steps) for ts in times]
-        self.blocks = jax.lax.optimization_barrier(list(zip(*stages, strict=True)))
+        self.blocks = jax.lax.optimization_barrier(
+            [
+                list(zip(*(unstack(each, part.num_steps) for each in part.stacks()), strict=True))
+                for part in model.segments
+            ]
+        )
 
     def __call__(
         self,
@@ -84,13 +86,16 @@ class Apart:
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
     ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
-        assert isinstance(model.scheme, AbstractStepScheme)
         rows = Rows(newest.shape[0], 1, start)
-        x, left, size = model.embed(newest, rows), [], model.horizon / model.num_steps
-        for blocks, states in zip(self.blocks, caches, strict=True):
-            evaluate = ApplyInPlace(rows, states)
-            x = model.scheme.step(blocks, x, size, evaluate).astype(x.dtype)
-            left.append(evaluate.finish())
+        x, left = model.embed(newest, rows), []
+        for segment, stacks, states in zip(model.segments, self.blocks, caches, strict=True):
+            before, made = segment.before(x, model.compute_dtype), []
+            x = segment.first(x, rows)
+            for blocks, state in zip(stacks, states, strict=True):
+                evaluate = ApplyInPlace(rows, state)
+                x = segment.step(blocks, x, evaluate, before)
+                made.append(evaluate.finish())
+            left.append(made)
         depths = jnp.full(newest.shape[0], model.num_steps)
         return model.logits(x), left, depths, jnp.int32(model.num_steps)
 
@@ -169,7 +174,8 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
     # All depths in one array mean a copy of every step's weights and caches for every token.
     apart = Apart(model) if isinstance(job.decoder, FullDepth) else None
     if apart is not None:
-        run = run._replace(caches=unstack(run.caches, model.num_steps))
+        parts = zip(run.caches, model.segments, strict=True)
+        run = run._replace(caches=[unstack(each, part.num_steps) for each, part in parts])
 
     def body(run: Run) -> Run:
         tokens, depths, caches, position, work = run
@@ -182,7 +188,7 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
         return Run(tokens, put(depths, used, position), caches, position + 1, work + made)
 
     run = jax.lax.while_loop(lambda run: run.position < last, body, run)
-    return run if apart is None else run._replace(caches=stack(run.caches))
+    return run if apart is None else run._replace(caches=tuple(map(stack, run.caches)))
 
 
 class Request(NamedTuple):

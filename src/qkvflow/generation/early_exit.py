@@ -14,7 +14,8 @@ projections, but neither attention, nor output projections, nor MLPs.
 A batch goes on until its last sequence has settled: sequences that left are held still
 meanwhile, so that each gets what it would get alone, but the time saved is that of the
 slowest. And looking costs: a norm and a head at every step, which a large vocabulary makes
-as dear as a step. Both are reported: the steps that predictions used and those that were run.
+as dear as a step, and the coda of a model that has one. Both are reported: the steps that
+predictions used and those that were run.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ from qkvflow.generation.decoding import AbstractDecoder, Request, precompute, ru
 from qkvflow.generation.prompts import check, groups
 from qkvflow.generation.sampling import make_sampler
 from qkvflow.lm import LanguageModel
-from qkvflow.schemes import AbstractStepScheme, stage_times
+from qkvflow.lm.model import placed
+from qkvflow.schemes import AbstractStepScheme
 from qkvflow.schemes.base import Hidden
 
 
@@ -83,30 +85,45 @@ class EarlyExit(AbstractDecoder):
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
     ) -> tuple[Float[Array, "batch vocab"], Any, Int[Array, " batch"], Int[Array, ""]]:
-        scheme = model.scheme
-        assert isinstance(scheme, AbstractStepScheme)
-        batch, size = newest.shape[0], model.horizon / model.num_steps
+        core, batch = model.core, newest.shape[0]
         rows = Rows(batch, 1, start)
-        times = stage_times(model.num_steps, scheme.stages).T
-        stacks = tuple(model.field.stack(ts) for ts in times)
+        stacks = core.stacks()
+        e, passed = model.embed(newest, rows), []
+        for segment, old in zip(model.prelude, caches, strict=False):
+            e, new = model.append(segment, e, rows, old)
+            passed.append(placed(old, new, start))
+        before = core.before(e, model.compute_dtype)
+        old_coda = caches[len(model.prelude) + 1 :]
+
+        def finish(x: Hidden) -> tuple[Hidden, list[Any]]:
+            """The coda, from a state as if it were the core's last."""
+            slots = []
+            for segment, old in zip(model.coda, old_coda, strict=True):
+                x, new = model.append(segment, x, rows, old)
+                slots.append(new)
+            return x, slots
 
         def step(i: Array, x: Hidden, caches: Any, left: Any) -> tuple[Hidden, Any]:
             blocks, states = jax.tree.map(lambda leaf: leaf[i], (stacks, caches))
             evaluate = Held(rows, states, left)
-            x = scheme.step(blocks, x, size, evaluate).astype(x.dtype)
+            y = core.step(blocks, x, evaluate, before)
+            # An injection would move those that have left.
+            x = y if left is None or before is None else jnp.where(left[:, None], x, y)
             return x, jax.tree.map(
                 lambda all, new: _put(all, new, i, start), caches, evaluate.finish()
             )
 
         def look(carry: Any) -> Any:
-            i, x, caches, left, depths, logits, before = carry
+            i, x, caches, left, depths, logits, last, slots = carry
             x, caches = step(i, x, caches, left)
-            new = model.logits(x)
+            end, made = finish(x)
+            slots = jax.tree.map(lambda old, new: _where(left, old, new), slots, made)
+            new = model.logits(end)
             now = jax.nn.softmax(new, axis=-1)
             logits = jnp.where(left[:, None], logits, new)
             depths = depths + jnp.where(left, 0, 1)
-            left = left | (self.settled(now, before) & ~given)
-            return i + 1, x, caches, left, depths, logits, now
+            left = left | (self.settled(now, last) & ~given)
+            return i + 1, x, caches, left, depths, logits, now, slots
 
         def fill(carry: Any) -> Any:
             i, caches = carry
@@ -114,21 +131,28 @@ class EarlyExit(AbstractDecoder):
 
         # Before the first step there is no prediction: a distance that is below no threshold.
         nowhere = jnp.full((batch, model.vocab_size), jnp.inf)
-        i, x, caches, _, depths, logits, _ = jax.lax.while_loop(
+        i, x, inner, _, depths, logits, _, slots = jax.lax.while_loop(
             lambda carry: (carry[0] < model.num_steps) & ~jnp.all(carry[3]),
             look,
             (
                 jnp.int32(0),
-                model.embed(newest, rows),
-                caches,
+                core.first(e, rows),
+                caches[len(model.prelude)],
                 jnp.zeros(batch, bool),
                 jnp.zeros(batch, jnp.int32),
                 jnp.zeros((batch, model.vocab_size), jnp.float32),
                 nowhere,
+                jax.tree.map(jnp.zeros_like, jax.eval_shape(finish, e)[1]),
             ),
         )
-        _, caches = jax.lax.while_loop(lambda carry: carry[0] < model.num_steps, fill, (i, caches))
-        return logits, caches, depths, i
+        _, inner = jax.lax.while_loop(lambda carry: carry[0] < model.num_steps, fill, (i, inner))
+        ends = [placed(old, new, start) for old, new in zip(old_coda, slots, strict=True)]
+        return logits, (*passed, inner, *ends), depths, i
+
+
+def _where(left: Bool[Array, " batch"], old: Array, new: Array) -> Array:
+    """Of arrays `steps batch ...`: the old ones of the sequences that have left."""
+    return jnp.where(left.reshape(1, -1, *(1,) * (old.ndim - 2)), old, new)
 
 
 def make_early_exit(*, entropy: float = 0.0, change: float = 0.0) -> EarlyExit:

@@ -6,17 +6,20 @@ Padding comes after the last token, which cannot see it; an adaptive solver's er
 so there the result agrees with an unpadded pass up to the solver's tolerance.
 """
 
+import warnings
 from collections.abc import Iterator
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
+from qkvflow.errors import Note
 from qkvflow.generation.prompts import Window, round_up
 from qkvflow.generation.sampling import Sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
+from qkvflow.schemes.adaptive import Adaptive, out_of_steps
 
 PAD = 64
 
@@ -24,9 +27,10 @@ PAD = 64
 @eqx.filter_jit
 def _last_logits(
     model: LanguageModel, tokens: Int[Array, "1 seq"], last: Int[Array, ""]
-) -> Float[Array, "1 vocab"]:
-    x = model.integrate(tokens).x
-    return model.logits(jax.lax.dynamic_slice_in_dim(x, last, 1))
+) -> tuple[Float[Array, "1 vocab"], Bool[Array, ""]]:
+    solution = model.integrate(tokens)
+    logits = model.logits(jax.lax.dynamic_slice_in_dim(solution.x, last, 1))
+    return logits, jnp.asarray(solution.succeeded)
 
 
 def recompute(
@@ -42,11 +46,15 @@ def recompute(
     text = list(prompt)
     keys = sequence_keys(seed, jnp.array([sequence]))
     span = Window(model, window, len(text) + num_tokens)
+    told = False
     for _ in range(num_tokens):
         seen = text[span.offset(len(text)) :]
         size = min(round_up(len(seen), PAD), span.length)
         padded = np.zeros((1, max(size, len(seen))), np.int32)
         padded[0, : len(seen)] = seen
-        logits = _last_logits(model, jnp.asarray(padded), jnp.int32(len(seen) - 1))
+        logits, arrived = _last_logits(model, jnp.asarray(padded), jnp.int32(len(seen) - 1))
+        if not told and not arrived and isinstance(model.scheme, Adaptive):
+            warnings.warn(out_of_steps(model.scheme.max_steps), Note, stacklevel=2)
+            told = True
         text.append(int(sampler(logits, token_keys(keys, jnp.int32(len(text))))[0]))
         yield text[-1]

@@ -83,6 +83,7 @@ def to_huggingface(model: LanguageModel, config: ModelConfig, directory: str | P
         )
     kind = BLOCKS[config.block]
     must_be(config, "Hugging Face", field="per-layer", frozen_time=None, final_norm="plain")
+    must_be(config, "Hugging Face", prelude=0, coda=0, injection="none", core_init="input")
     whole = model.horizon == model.num_steps == config.num_steps
     layers = model.field.layers if isinstance(model.field, PerLayer) else None
     in_order = isinstance(model.scheme, Sequential)

@@ -10,11 +10,13 @@ from qkvflow.lm.accounting import (
 from qkvflow.lm.assembly import abstract, build, build_config
 from qkvflow.lm.loss import loss, num_pieces, token_losses
 from qkvflow.lm.model import LanguageModel
+from qkvflow.lm.segments import Segment
 
 __all__ = [
     "Flops",
     "LanguageModel",
     "Parameters",
+    "Segment",
     "abstract",
     "build",
     "build_config",

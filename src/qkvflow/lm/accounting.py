@@ -11,6 +11,7 @@ import jax
 from qkvflow.blocks.base import Block
 from qkvflow.fields.hypernet import Generator, is_generator
 from qkvflow.lm.model import LanguageModel
+from qkvflow.lm.segments import Segment
 from qkvflow.schemes import AbstractStepScheme
 
 
@@ -23,7 +24,8 @@ def count(tree: Any) -> int:
 
 
 class Parameters(NamedTuple):
-    """Numbers of trained parameters. The head includes the final norm."""
+    """Numbers of trained parameters. Blocks are those of all segments, with the injection; the
+    head includes the final norm."""
 
     total: int
     embedding: int
@@ -33,18 +35,23 @@ class Parameters(NamedTuple):
 
 def count_parameters(model: LanguageModel) -> Parameters:
     embedding = count(model.embedding) + count(model.positions)
-    blocks, head = count(model.field), count(model.head) + count(model.norm)
+    blocks = count((model.prelude, model.field, model.injection, model.coda))
+    head = count(model.head) + count(model.norm)
     return Parameters(embedding + blocks + head, embedding, blocks, head)
 
 
 def block_at_end(model: LanguageModel) -> Block:
-    """The shapes of one block."""
-    return eqx.filter_eval_shape(lambda field: field.at(1.0), model.field)
+    """The shapes of one block of the core."""
+    return _block(model.core)
+
+
+def _block(segment: Segment) -> Block:
+    return eqx.filter_eval_shape(lambda field: field.at(1.0), segment.field)
 
 
 def weights_in_effect(model: LanguageModel) -> int:
     """Block weights applied along the grid: what a per-layer model of this shape would store."""
-    return model.num_steps * count(block_at_end(model))
+    return sum(each.num_steps * count(_block(each)) for each in model.segments)
 
 
 class Flops(NamedTuple):
@@ -63,10 +70,21 @@ class Flops(NamedTuple):
 
 
 def count_evaluations(model: LanguageModel) -> int:
-    """Evaluations of a whole block in a pass; for an adaptive scheme, a step counts as one."""
-    if isinstance(model.scheme, AbstractStepScheme):
-        return model.num_steps * model.scheme.evaluations_per_step()
-    return model.num_steps
+    """Evaluations of a whole block of the core; for an adaptive scheme, a step counts as one."""
+    return _evaluations(model.core)
+
+
+def _evaluations(segment: Segment) -> int:
+    if isinstance(segment.scheme, AbstractStepScheme):
+        return segment.num_steps * segment.scheme.evaluations_per_step()
+    return segment.num_steps
+
+
+def _made(segment: Segment) -> int:
+    """Blocks that are made in a pass."""
+    if isinstance(segment.scheme, AbstractStepScheme):
+        return segment.num_steps * len(segment.scheme.stages)
+    return segment.num_steps
 
 
 def count_flops(
@@ -74,27 +92,27 @@ def count_flops(
 ) -> Flops:
     """At sequences of `context` tokens (default: the model's own).
 
-    `evaluations` is how many an adaptive scheme was found to make.
+    `evaluations` is how many an adaptive scheme of the core was found to make.
     """
-    made = model.num_steps
-    if isinstance(model.scheme, AbstractStepScheme):
-        made *= len(model.scheme.stages)
-    if evaluations is None:
-        evaluations = count_evaluations(model)
-    else:
-        made = evaluations
-    blocks = round(evaluations * block_at_end(model).flops_per_token(context or model.context))
+    blocks = making = 0.0
+    for index, segment in enumerate(model.segments):
+        found = evaluations if index == len(model.prelude) else None
+        times = _evaluations(segment) if found is None else found
+        blocks += times * _block(segment).flops_per_token(context or model.context)
+        blocks += segment.num_steps * segment.injection.flops_per_token()
+        making += (_made(segment) if found is None else found) * _generation(segment)
+    blocks = round(blocks)
     forward = blocks + 2 * model.d_model * model.vocab_size
     again = {"none": 0, "block": 1, "everything": 2}[model.remat]
     training = 3 * forward + again * blocks
-    return Flops(forward, training, round(made * _generation(model)))
+    return Flops(forward, training, round(making))
 
 
-def _generation(model: LanguageModel) -> int:
+def _generation(segment: Segment) -> int:
     """Making the weights of one depth: the products of the generators."""
     generators = [
         each
-        for each in jax.tree.leaves(model.field, is_leaf=is_generator)
+        for each in jax.tree.leaves(segment.field, is_leaf=is_generator)
         if isinstance(each, Generator)
     ]
     return sum(2 * (count(each.maps) + count(each.embedding)) for each in generators)

@@ -9,13 +9,14 @@ from jaxtyping import PRNGKeyArray
 from qkvflow.blocks.base import Block, Branch
 from qkvflow.blocks.kernels.norm import init_norm
 from qkvflow.errors import UserError
-from qkvflow.fields import AbstractField, FrozenTime, Shared, init_hypernet, init_lora
+from qkvflow.fields import AbstractField, FrozenTime, PerLayer, Shared, init_hypernet, init_lora
 from qkvflow.fields.parts.time import features_of
 from qkvflow.lm.model import LanguageModel
+from qkvflow.lm.segments import Segment, stream_std
 from qkvflow.schemes import default_horizon, make_scheme
 from qkvflow.zoo.config import ModelConfig, configure
 from qkvflow.zoo.entries import entry
-from qkvflow.zoo.registry import FIELDS, MIXERS
+from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS
 
 
 def build(
@@ -41,9 +42,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
             num_knots=config.num_steps,
             key=jax.random.fold_in(key_field, 1),
         )
-    # Logits of a normalised state keep a standard deviation of 0.32 at any width, so that the
-    # first loss is that of a uniform guess. At 256 wide this is the usual 0.02.
-    std = 0.32 * config.d_model**-0.5
+    std = stream_std(config.d_model)
     shape = (vocab_size, config.d_model)
     positions = None
     if config.positions == "learned":
@@ -61,6 +60,27 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
         dropout=config.dropout,
         remat=config.remat,
         compute_dtype=config.compute_dtype,
+        prelude=_own_layers(config, config.prelude, jax.random.fold_in(key, 1)),
+        coda=_own_layers(config, config.coda, jax.random.fold_in(key, 2)),
+        injection=INJECTIONS[config.injection](config, jax.random.fold_in(key, 3)),
+        core_init=config.core_init,
+        depth_dial=config.depth_dial,
+    )
+
+
+def _own_layers(config: ModelConfig, num_layers: int, key: PRNGKeyArray) -> tuple[Segment, ...]:
+    """Residual layers with weights of their own: a prelude or a coda."""
+    if not num_layers:
+        return ()
+    keys = jax.random.split(key, num_layers)
+    layers = eqx.filter_vmap(lambda each: Shared(init_block(config, each)))(keys)
+    return (
+        Segment(
+            PerLayer(layers, num_layers),
+            make_scheme("residual"),
+            num_layers,
+            float(num_layers),
+        ),
     )
 
 
@@ -81,10 +101,12 @@ def _final_norm(config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
 def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
     """One block with the standard initialisation.
 
-    Weights that write to the residual stream are scaled by 1 / sqrt(2 T), where T is the horizon:
-    GPT-2's 1 / sqrt(2 N) for residual steps, and about 1 for Euler steps, which are small already.
+    Weights that write to the residual stream are scaled by 1 / sqrt(2 T), where T is the horizon
+    of all segments: GPT-2's 1 / sqrt(2 N) for residual steps, and about 1 for Euler steps, which
+    are small already.
     """
-    out_scale = (2.0 * max(1.0, _horizon(config))) ** -0.5
+    increments = config.prelude + _horizon(config) + config.coda
+    out_scale = (2.0 * max(1.0, increments)) ** -0.5
     branches = []
     for name, each in zip(config.mixers, jax.random.split(key, len(config.mixers)), strict=True):
         norm = init_norm(config.norm, config.d_model, bias=config.bias, eps=config.norm_eps)

@@ -41,9 +41,10 @@ def token_losses(
     *,
     key: PRNGKeyArray | None = None,
     edges: Float[Array, " edges"] | None = None,
+    free: Int[Array, ""] | None = None,
 ) -> Float[Array, "*batch seq"]:
     """Cross-entropy of every token in nats, in pieces where there would be too many logits."""
-    h = _last_states(model, tokens, key, edges)
+    h = _last_states(model, tokens, key, edges, free)
 
     def entropies(h: Array, targets: Array) -> Array:
         return _cross_entropy(model.project(h), targets)
@@ -82,8 +83,9 @@ def _last_states(
     tokens: Int[Array, "*batch seq"],
     key: PRNGKeyArray | None,
     edges: Float[Array, " edges"] | None,
+    free: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows d_model"]:
-    return model.norm.at(1.0)(model.integrate(tokens, key=key, edges=edges).x)
+    return model.norm.at(1.0)(model.integrate(tokens, key=key, edges=edges, free=free).x)
 
 
 def _by_pieces(

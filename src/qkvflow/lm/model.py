@@ -1,26 +1,34 @@
-"""The language model: tokens -> embed -> integrate(field, x, grid) -> norm -> head -> logits.
+"""The language model: tokens -> embed -> integrate segments -> norm -> head -> logits.
+
+The segments are the prelude's, the core, and the coda's (see `segments`). What the model calls its
+field, scheme, number of steps and horizon are the core's: most models have no other segment.
 
 It does not know which field, block or scheme it was given.
 """
 
 import dataclasses
+from numbers import Integral
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from qkvflow.blocks.base import Rows, cast_matrices, dropout, place
+from qkvflow.blocks.base import Rows, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
 from qkvflow.fields.wrappers.precomputed import precompute
-from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
-from qkvflow.schemes.base import ApplyCached, ApplyFull, Solution
+from qkvflow.injections import AbstractInjection, NoInjection
+from qkvflow.lm.segments import Segment
+from qkvflow.schemes import AbstractScheme, AbstractStepScheme
+from qkvflow.schemes.base import ApplyCached, ApplyFull, Hidden, Solution
 
 MAX_LOGITS = 1 << 26
 """A quarter of a gigabyte."""
+_START_KEY, _OTHERS_KEY = 0x737461, 0x6F7468
 
 
 class LanguageModel(eqx.Module):
@@ -41,6 +49,26 @@ class LanguageModel(eqx.Module):
     compute_dtype: str = eqx.field(static=True, default="float32")
     max_logits: int = eqx.field(static=True, default=MAX_LOGITS)
     """Logits that a loss may hold at once."""
+    prelude: tuple[Segment, ...] = ()
+    coda: tuple[Segment, ...] = ()
+    injection: AbstractInjection = NoInjection()
+    """Of the state before the core into every step of it."""
+    core_init: str = eqx.field(static=True, default="input")
+    """The core's first state: input, zeros or noise."""
+    depth_dial: str = eqx.field(static=True, default="refine")
+    """What another number of steps means: refine (the horizon stays) or repeat (a step's length
+    does)."""
+
+    @property
+    def core(self) -> Segment:
+        return Segment(
+            self.field, self.scheme, self.num_steps, self.horizon, self.injection, self.core_init
+        )
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """In the order they are passed."""
+        return (*self.prelude, self.core, *self.coda)
 
     @property
     def vocab_size(self) -> int:
@@ -64,31 +92,82 @@ class LanguageModel(eqx.Module):
         key: PRNGKeyArray | None = None,
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        free: Int[Array, ""] | None = None,
     ) -> Solution:
         """The depth flow of the tokens' states, as rows, with the work it took.
 
-        `edges` are the depths where steps begin and end, if not those of the grid.
+        `edges` are the depths where the core's steps begin and end, if not those of the grid. What
+        is saved and counted is the core's. `free` steps of the core come before its own, without a
+        gradient (see `Segment.integrate_truncated`).
         """
+        _check_ids(tokens, self.vocab_size)
         rows = _rows(tokens)
         key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
-        steps = None if key_steps is None else jax.random.split(key_steps, self.num_steps)
-        return self.scheme.integrate(
-            self.field,
-            dropout(self.embed(tokens, rows), self.dropout, key_embed),
-            num_steps=self.num_steps,
-            horizon=self.horizon,
+        x = dropout(self.embed(tokens, rows), self.dropout, key_embed)
+        for index, segment in enumerate(self.prelude):
+            x = self._pass(segment, x, rows, _fold(key_steps, index)).x
+        if free is None:
+            solution = self._pass(self.core, x, rows, key_steps, save=save, edges=edges)
+        else:
+            solution = self._truncated(x, rows, key_steps, free)
+        x = self._finish(solution.x, rows, key_steps)
+        return solution._replace(x=x)
+
+    def _finish(self, x: Hidden, rows: Rows, key: PRNGKeyArray | None = None) -> Hidden:
+        """The coda."""
+        for index, segment in enumerate(self.coda, start=len(self.prelude)):
+            x = self._pass(segment, x, rows, _fold(key, index)).x
+        return x
+
+    def _truncated(
+        self, x: Hidden, rows: Rows, key: PRNGKeyArray | None, free: Int[Array, ""]
+    ) -> Solution:
+        horizon: Any = self.horizon
+        if self.depth_dial == "repeat":
+            horizon = horizon * (1.0 + free / self.num_steps)
+        return self.core.integrate_truncated(
+            x,
+            rows,
+            free,
+            horizon,
             make_apply=lambda key: ApplyFull(rows, key),
-            per_step=steps,
-            prepare=self._prepare,
+            per_step=None if key is None else jax.random.split(key, self.num_steps),
+            key=None if key is None else jax.random.fold_in(key, _START_KEY),
+            dtype=self.compute_dtype,
             remat=self.remat,
-            save=save,
-            edges=edges,
         )
+
+    def _pass(
+        self, segment: Segment, x: Hidden, rows: Rows, key: PRNGKeyArray | None, **options: Any
+    ) -> Solution:
+        """Whole sequences through a segment."""
+        return segment.integrate(
+            x,
+            rows,
+            make_apply=lambda key: ApplyFull(rows, key),
+            per_step=None if key is None else jax.random.split(key, segment.num_steps),
+            key=None if key is None else jax.random.fold_in(key, _START_KEY),
+            dtype=self.compute_dtype,
+            remat=self.remat,
+            **options,
+        )
+
+    def core_input(self, tokens: Int[Array, "*batch seq"]) -> Float[Array, "rows d_model"]:
+        """The state before the core: the embedding, or what the prelude makes of it."""
+        rows = _rows(tokens)
+        x = self.embed(tokens, rows)
+        for segment in self.prelude:
+            x = self._pass(segment, x, rows, None).x
+        return x
+
+    def read(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows vocab"]:
+        """Logits from a state of the core, as if it were its last: coda, norm and head."""
+        return self.logits(self._finish(x, rows))
 
     def trajectory(
         self, tokens: Int[Array, "*batch seq"]
     ) -> Float[Array, "depth *batch seq d_model"]:
-        """The hidden state at every depth: the embedding, then the state after each step."""
+        """The hidden state at every depth of the core: the first, then that after each step."""
         states = self.integrate(tokens, save=True).trajectory
         assert states is not None
         return states.reshape(states.shape[0], *tokens.shape, self.d_model)
@@ -115,11 +194,6 @@ class LanguageModel(eqx.Module):
         head = self.embedding.T if self.head is None else self.head
         return jnp.dot(h.astype(dtype), head.astype(dtype), preferred_element_type=jnp.float32)
 
-    def _prepare(self, block: Any) -> Any:
-        if self.compute_dtype == "float32":
-            return block
-        return cast_matrices(block, jnp.dtype(self.compute_dtype))
-
     # Depth as a dial
 
     def at_depth(
@@ -127,41 +201,44 @@ class LanguageModel(eqx.Module):
     ) -> "LanguageModel":
         """The same weights with another number of steps or another scheme.
 
-        The horizon stays, so it is the same flow, traversed more finely or more coarsely.
+        With `refine` the horizon stays, so it is the same flow, traversed more finely or more
+        coarsely; with `repeat` the length of a step does. Prelude and coda stay as they are.
         """
-        if num_steps is not None and num_steps < 1:
-            raise UserError(f"num_steps must be at least 1, not {num_steps}")
+        if num_steps is not None and (not isinstance(num_steps, Integral) or num_steps < 1):
+            raise UserError(f"num_steps must be a whole number of at least 1, not {num_steps}")
+        steps, horizon = num_steps or self.num_steps, self.horizon
+        if self.depth_dial == "repeat":
+            horizon *= steps / self.num_steps
         return dataclasses.replace(
-            self, num_steps=num_steps or self.num_steps, scheme=scheme or self.scheme
+            self, num_steps=steps, horizon=horizon, scheme=scheme or self.scheme
         )
 
     # Token by token
 
     def precomputed(self) -> "LanguageModel":
         """The same model with its weights along depth made once, for a session of inference."""
-        if not isinstance(self.scheme, AbstractStepScheme):
+        if not self._has_steps:
             return self
-        times = stage_times(self.num_steps, self.scheme.stages).T
-        field = precompute(self.field, list(times))
         return dataclasses.replace(
             self,
-            field=dataclasses.replace(field, blocks=self._prepare(field.blocks)),
+            field=self.core.precomputed(self.compute_dtype).field,
+            prelude=tuple(each.precomputed(self.compute_dtype) for each in self.prelude),
+            coda=tuple(each.precomputed(self.compute_dtype) for each in self.coda),
             # The final norm may be generated from t as well.
             norm=precompute(self.norm, [np.ones(1, np.float32)]),
             remat="none",
         )
 
-    def init_caches(self, batch: int, length: int) -> Any:
-        """Empty caches for `batch` sequences of at most `length` tokens."""
-        if not isinstance(self.scheme, AbstractStepScheme):
+    @property
+    def _has_steps(self) -> bool:
+        return all(isinstance(each.scheme, AbstractStepScheme) for each in self.segments)
+
+    def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
+        """Empty caches of every segment, for `batch` sequences of at most `length` tokens."""
+        if not self._has_steps:
             raise UserError("an adaptive scheme cannot keep caches; generate with a fixed one")
-        return self.scheme.init_caches(
-            self.field,
-            num_steps=self.num_steps,
-            batch=batch,
-            length=length,
-            dtype=jnp.dtype(self.compute_dtype),
-        )
+        dtype = self.compute_dtype
+        return tuple(each.init_caches(batch, length, dtype) for each in self.segments)
 
     def extend(
         self, tokens: Int[Array, "batch seq"], caches: Any, start: int | Int[Array, ""]
@@ -176,19 +253,50 @@ class LanguageModel(eqx.Module):
         """As `extend`, but the states before the final norm and head: a long prompt needs the
         logits of its last token alone."""
         rows = _rows(tokens, start)
-        solution = self.scheme.integrate(
-            self.field,
-            self.embed(tokens, rows),
-            num_steps=self.num_steps,
-            horizon=self.horizon,
+        x, new = self.embed(tokens, rows), []
+        for segment, old in zip(self.segments, caches, strict=True):
+            x, slots = self.append(segment, x, rows, old)
+            new.append(placed(old, slots, start))
+        return x, tuple(new)
+
+    def append(
+        self, segment: Segment, x: Float[Array, "rows d_model"], rows: Rows, caches: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """The next tokens through one segment, and what is to be `placed` in its caches."""
+        solution = segment.integrate(
+            x,
+            rows,
             make_apply=lambda states: ApplyCached(rows, states),
             per_step=caches,
-            prepare=self._prepare,
+            dtype=self.compute_dtype,
         )
-        new = solution.aux
-        return solution.x, jax.tree.map(lambda old, each: place(old, each, start), caches, new)
+        return solution.x, solution.aux
+
+
+def placed(caches: Any, new: Any, start: int | Int[Array, ""]) -> Any:
+    """Caches with the new slots in place."""
+    return jax.tree.map(lambda old, each: place(old, each, start), caches, new)
+
+
+def _fold(key: PRNGKeyArray | None, index: int) -> PRNGKeyArray | None:
+    """A key of a segment beside the core's own."""
+    return None if key is None else jax.random.fold_in(jax.random.fold_in(key, _OTHERS_KEY), index)
+
+
+def _check_ids(tokens: Int[Array, "*batch seq"], vocab_size: int) -> None:
+    """Indexing clamps ids that are out of range. Within a compiled program they are not known."""
+    if isinstance(tokens, Tracer) or not tokens.size:
+        return
+    lowest, highest = int(tokens.min()), int(tokens.max())
+    if lowest < 0 or highest >= vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise UserError(
+            f"token {wrong} is not in the model's vocabulary of {vocab_size}; use its tokenizer"
+        )
 
 
 def _rows(tokens: Int[Array, "*batch seq"], start: int | Int[Array, ""] = 0) -> Rows:
     seq = tokens.shape[-1]
+    if not tokens.size:
+        raise UserError(f"there are no tokens in an array of shape {tokens.shape}; give some")
     return Rows(tokens.size // seq, seq, start)

@@ -2,13 +2,14 @@
 
 A checkpoint has three parts: `model`, the arrays of the model to use; `training`, what else it
 takes to go on (the optimiser's state, counters); and `host`, a small JSON document: what the host
-knew at that step, and what has to be the same when the run goes on (see `resume_rules`). Loading a
-model reads the first part alone.
+knew at that step, what has to be the same when the run goes on (see `resume_rules`), and the hashes
+of the other two. Loading a model reads the first part alone.
 """
 
 import contextlib
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from qkvflow import allocator
+from qkvflow.digests import SEAL, arrays_digest, is_intact, sealed
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
 from qkvflow.runs.config import CheckpointConfig
@@ -28,6 +30,8 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _OVERHEAD_BYTES = 1 << 17
 """Of a checkpoint besides its arrays."""
+_UNSEALED = {"config", "data", "mesh", "progress"}
+"""What the host's document had before it had hashes."""
 
 
 class Checkpoints:
@@ -71,14 +75,16 @@ class Checkpoints:
         """
         self._policy.best = best
         self.check_room((model, training))
+        parts = {"model": _by_path(model), "training": _by_path(training)}
+        host = {**host, "digests": {name: _digest(part) for name, part in parts.items()}}
         allocator.trim_malloc()  # What the one before took: copies of arrays, in pieces.
         try:
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
-                    model=ocp.args.StandardSave(_by_path(model)),
-                    training=ocp.args.StandardSave(_by_path(training)),
-                    host=ocp.args.JsonSave(host),
+                    model=ocp.args.StandardSave(parts["model"]),
+                    training=ocp.args.StandardSave(parts["training"]),
+                    host=ocp.args.JsonSave(sealed(host)),
                 ),
                 force=True,
             )
@@ -104,9 +110,13 @@ class Checkpoints:
         """The JSON document of a checkpoint."""
         try:
             args = ocp.args.Composite(host=ocp.args.JsonRestore())
-            return self._manager.restore(step, args=args)["host"]
+            host = self._manager.restore(step, args=args)["host"]
+            intact = is_intact(host) if SEAL in host else host.keys() <= _UNSEALED
         except Exception as error:
             raise self._unreadable(step, error) from None
+        if not intact:
+            raise self._unreadable(step, "its document was altered")
+        return host
 
     def restore_model(self, step: int, like: Any) -> Any:
         """The model's arrays of a checkpoint, in the shapes (and shardings) of `like`."""
@@ -118,6 +128,7 @@ class Checkpoints:
 
     def _restore(self, step: int, part: str, like: Any) -> Any:
         shapes = _by_path(like)
+        _hush_late_answers()
         try:
             # Of this part alone: the manager would read what it knows of all of them.
             folder = epath.Path(self._run.absolute()) / CHECKPOINTS / str(step) / part
@@ -134,6 +145,9 @@ class Checkpoints:
             flat = self._manager.restore(step, args=args)[part]
         except Exception as error:
             raise self._unreadable(step, error) from None
+        recorded = self.restore_host(step).get("digests", {}).get(part)
+        if recorded not in (None, _digest(flat)):
+            raise self._unreadable(step, f"the arrays of its {part} part were altered")
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
         return jax.tree.unflatten(structure, [flat[_name(path)] for path, _ in leaves])
 
@@ -155,8 +169,8 @@ class Checkpoints:
         why = "No space left on device" if "No space left" in text else text[:200]
         return cannot_write(self._run, why)
 
-    def _unreadable(self, step: int, error: Exception) -> UserError:
-        text = " ".join(str(error).split())[:160]
+    def _unreadable(self, step: int, error: Exception | str) -> UserError:
+        text = " ".join(str(error).split())[:160] or type(error).__name__
         return UserError(
             f"the checkpoint of step {step} in {self._run} cannot be read ({text}); delete "
             f"{self._run / CHECKPOINTS / str(step)} to go on from the one before"
@@ -175,6 +189,20 @@ class _LastAndBest(ocp.checkpoint_managers.PreservationPolicy):
         return [index >= first or info.step == self.best for index, info in enumerate(checkpoints)]
 
 
+def _hush_late_answers() -> None:
+    """Reads that were under way when another failed answer to an event loop that is closed, each
+    with a traceback that nobody can catch; the one that matters has been told."""
+    if getattr(sys.unraisablehook, "__name__", "") == "hushed":
+        return
+    before = sys.unraisablehook
+
+    def hushed(unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            before(unraisable)
+
+    sys.unraisablehook = hushed
+
+
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path)
 
@@ -183,6 +211,22 @@ def _by_path(tree: Any) -> dict[str, Any]:
     """A flat dictionary: its names do not depend on how a tree library writes its nodes."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_name(path): leaf for path, leaf in leaves}
+
+
+def _digest(arrays: dict[str, Any]) -> str:
+    here = all(array.is_fully_addressable for array in arrays.values())
+    return arrays_digest(arrays, None if here else _whole)
+
+
+def _whole(array: Any) -> Any:
+    """All of an array that may be divided over processes, who ask for it together."""
+    if array.is_fully_addressable:
+        return array
+    if array.is_fully_replicated:
+        return array.addressable_data(0)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(array, tiled=True)
 
 
 def _difference(saved: Any, wanted: dict[str, Any]) -> str | None:

@@ -10,7 +10,12 @@ from types import NoneType
 from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.runs.depths import parse_depths, parse_jitter
+from qkvflow.runs.depths import (
+    check_recurrence,
+    parse_depths,
+    parse_jitter,
+    parse_recurrence,
+)
 from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
 from qkvflow.zoo.options import option
 from qkvflow.zoo.plugins import (
@@ -99,6 +104,14 @@ class TrainConfig:
         "et al.'s code), a range of numbers of steps such as 4-8 or 3,6,12, or both: "
         "offset+4-8.",
     )
+    recurrence: str = option(
+        "fixed",
+        "Loops of the core in a step: fixed (num_steps), a range such as 4-32, or "
+        "lognormal-poisson about num_steps (Geiping et al. 2025); with backprop_steps.",
+    )
+    backprop_steps: int | None = option(
+        None, "Gradients through the last so many steps of the core alone; none: through all."
+    )
     trainable: str = option(
         "all", "Which arrays are trained: all, adapters, or gates (time features, gates and norms)."
     )
@@ -120,10 +133,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
-        positive += ("log_every", "steps_per_dispatch", "max_skipped")
+        positive += ("log_every", "steps_per_dispatch", "max_skipped", "backprop_steps")
         _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
         parse_jitter(self.depth_jitter)
         parse_depths(self.eval_depths)
+        parse_recurrence(self.recurrence)
         if self.trainable not in TRAINABLE:
             raise unknown("train.trainable", self.trainable, TRAINABLE)
         if self.samples not in SAMPLES:
@@ -290,6 +304,13 @@ def _check_together(config: RunConfig) -> None:
             "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
             "its own steps; choose another --model.scheme"
         )
+    check_recurrence(
+        train.recurrence,
+        train.backprop_steps,
+        num_steps=config.model.config.num_steps,
+        otherwise_drawn=bool(drawn),
+        adaptive=config.model.config.scheme == "adaptive",
+    )
     if train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
 
@@ -406,7 +427,7 @@ def typed(name: str, annotation: Any, value: Any) -> Any:
     if kind in (int, float) and isinstance(value, int | float | str):
         try:
             number = float(value) if not isinstance(value, bool) else None
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is not None and abs(number) < float("inf"):
             if kind is float:

@@ -6,8 +6,11 @@ from typing import Any
 
 import yaml
 
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line
 from qkvflow.runs.config import RunConfig, make_config
+
+_MOST_VALUES, _MOST_DEPTH = 100_000, 50
+_MOST_INTEGER = (1 << 63) - 1
 
 
 def load_config(path: str | Path | None, overrides: dict[str, Any] | None = None) -> RunConfig:
@@ -23,15 +26,39 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"no configuration {path}; check the path") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; check the file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # Dates and tags are ValueErrors.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
         raise UserError(f"{path}{where} is not YAML; correct it") from None
+    except RecursionError:
+        raise UserError(f"{path} is nested too deeply; flatten it") from None
+    if problem := _problem(content):
+        raise UserError(f"{path} {problem}")
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a configuration: its top level must be sections")
     return content
+
+
+def _problem(content: Any) -> str | None:
+    """What no configuration has: aliases that expand without end, keys that are not text, numbers
+    that no computer counts in. Found before any of it is printed."""
+    left, waiting = _MOST_VALUES, [(content, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        left -= 1
+        if left < 0 or depth > _MOST_DEPTH:
+            return "is too large or too deep for a configuration; write it without aliases"
+        if isinstance(value, dict):
+            if odd := [key for key in value if not isinstance(key, str)]:
+                return f"has the key {one_line(repr(odd[0]), 40)}, which is not a name; quote it"
+            waiting += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list | tuple | set):
+            waiting += [(each, depth + 1) for each in value]
+        elif isinstance(value, int) and abs(value) > _MOST_INTEGER:
+            return f"has a number of {value.bit_length()} bits; write one below 2^63"
+    return None
 
 
 def write_yaml(config: RunConfig) -> str:
@@ -53,7 +80,9 @@ def parse_overrides(options: Iterable[tuple[str, str]]) -> dict[str, dict[str, A
 def _scalar(text: str) -> Any:
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         return text
+    if isinstance(value, int) and abs(value) > _MOST_INTEGER:
+        raise UserError(f"{one_line(text, 40)} is too large a number; write one below 2^63")
     # `file:PATH?split=0.9,0.1` and dates are text; so is anything that is not a plain scalar.
     return value if isinstance(value, int | float | bool) or value is None else text

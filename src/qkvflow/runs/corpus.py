@@ -1,5 +1,6 @@
 """The text of a run: its corpus as tokens, and single splits for a trained model."""
 
+import warnings
 from pathlib import Path
 
 from qkvflow.data import (
@@ -12,7 +13,7 @@ from qkvflow.data import (
     require_context,
 )
 from qkvflow.data.encode import encode_split
-from qkvflow.errors import UserError, unknown
+from qkvflow.errors import Note, UserError, unknown
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.load import Trained
 
@@ -37,6 +38,15 @@ def load_split(
     where = data_dir or (data.dir if spec is None else None)
     directory = None if where is None else Path(where)
     corpus = load_corpus(spec or data.spec, data_dir=directory, seed=data.seed)
+    was = trained.corpus_sha256
+    if spec is None and was is not None and was != corpus.sha256:
+        warnings.warn(
+            f"the text of '{corpus.spec}' has changed since this model was trained (sha256 "
+            f"{was[:12]}, now {corpus.sha256[:12]}): this is not the split it "
+            "was trained beside; restore the text, or name another with --data",
+            Note,
+            stacklevel=2,
+        )
     tokens = encode_split(getattr(corpus, split), trained.tokenizer)
     if len(tokens) < 2:
         raise UserError(f"'{corpus.spec}' has no {split} split to speak of; choose another --split")

@@ -1,7 +1,10 @@
 """Depths in a configuration: which grids a step may draw, and at which depths to evaluate."""
 
 import dataclasses
+import math
 import re
+
+import numpy as np
 
 from qkvflow.errors import UserError
 
@@ -65,3 +68,77 @@ def parse_depths(text: str) -> tuple[str, ...]:
                 f"a depth is a multiple of N such as 0.5 or 2, or adaptive, not '{depth}'"
             )
     return depths
+
+
+SIGMA = 0.5
+"""Of the logarithm of the mean, for log-normal Poisson numbers of loops (Geiping et al. 2025)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recurrence:
+    """How many steps of the core a training step takes."""
+
+    kind: str = "fixed"
+    """fixed, range or lognormal-poisson."""
+    least: int = 0
+    most: int = 0
+
+    def mean_steps(self, num_steps: int, at_least: int) -> float:
+        """E[max(r, at_least)], by quadrature."""
+        if self.kind == "fixed":
+            return float(max(num_steps, at_least))
+        if self.kind == "range":
+            numbers = range(self.least, self.most + 1)
+            return sum(max(r, at_least) for r in numbers) / len(numbers)
+        nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+        rates = np.exp(np.log(num_steps) - SIGMA**2 / 2 + SIGMA * nodes)
+        # E[max(r, k)] = E[r] + sum of P(r <= j) over j < k, where r - 1 is Poisson.
+        mean, log_rates = 1.0 + rates, np.log(rates)
+        logs = [r * log_rates - rates - math.lgamma(r + 1) for r in range(at_least)]
+        below = np.cumsum(np.exp(np.array(logs).reshape(at_least, -1)), axis=0)
+        extra = below[: max(at_least - 1, 0)].sum(axis=0)
+        return float(weights @ (mean + extra) / weights.sum())
+
+
+def parse_recurrence(text: str) -> Recurrence:
+    """`fixed`, `4-32` or `lognormal-poisson`."""
+    if text in ("fixed", "lognormal-poisson"):
+        return Recurrence(text)
+    span = re.fullmatch(r"(\d{1,6})-(\d{1,6})", text)
+    if span is None or not 0 < int(span[1]) <= int(span[2]):
+        raise UserError(
+            f"train.recurrence must be fixed, a range of loops such as 4-32, or "
+            f"lognormal-poisson, not '{text}'"
+        )
+    return Recurrence("range", int(span[1]), int(span[2]))
+
+
+def check_recurrence(
+    recurrence: str,
+    backprop_steps: int | None,
+    *,
+    num_steps: int,
+    otherwise_drawn: bool,
+    adaptive: bool,
+) -> None:
+    """Refuse what does not go together."""
+    if backprop_steps is None:
+        if recurrence != "fixed":
+            raise UserError(
+                f"train.recurrence {recurrence} needs train.backprop_steps: a loop of any length "
+                "has no gradient; give it, such as 4, or use train.depth_jitter"
+            )
+        return
+    if adaptive:
+        raise UserError("train.backprop_steps needs a fixed scheme; choose another --model.scheme")
+    if otherwise_drawn:
+        raise UserError(
+            "train.backprop_steps does not go with train.depth_jitter and train.consistency; "
+            "draw the number of loops with train.recurrence"
+        )
+    most = parse_recurrence(recurrence).most or num_steps
+    if backprop_steps > most:
+        raise UserError(
+            f"train.backprop_steps {backprop_steps} is more than the {most} steps there are; "
+            "give fewer"
+        )

@@ -1,7 +1,7 @@
 """Exports: a directory that any tool can read.
 
 model.safetensors   the weights, by their path in the model
-config.json         the configuration of the run
+config.json         the configuration of the run, and hashes of the other files and of itself
 tokenizer.json      the tokenizer
 README.md           the model card
 """
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from qkvflow.files import to_json, write_whole
+from qkvflow.digests import file_digest, sealed
 from qkvflow.errors import UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.lm import count_parameters
 from qkvflow.runs import rundir
 from qkvflow.runs.card import model_card
-from qkvflow.runs.load import CONFIG_JSON, FORMAT, Trained, load
+from qkvflow.runs.load import CONFIG_JSON, FILES, FORMAT, Trained, load
 from qkvflow.runs.weights import WEIGHTS, named_arrays
 
 CARD = "README.md"
@@ -55,10 +56,14 @@ def write_export(trained: Trained, to: Path, record: dict[str, Any] | None) -> N
                 "vocab_size": trained.model.vocab_size,
                 "parameters": count_parameters(trained.model).total,
                 "step": trained.step,
+                "corpus_sha256": trained.corpus_sha256,
                 "config": trained.config.to_dict(),
             }
-            write_whole(temporary / CONFIG_JSON, to_json(content, 1) + "\n")
             trained.tokenizer.save(temporary)
+            content[FILES] = {
+                name: file_digest(temporary / name) for name in (WEIGHTS, rundir.TOKENIZER)
+            }
+            write_whole(temporary / CONFIG_JSON, to_json(sealed(content), 1) + "\n")
             write_whole(temporary / CARD, model_card(trained, record))
             if to.exists():
                 to.rmdir()

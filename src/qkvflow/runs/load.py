@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 
 from qkvflow.data import Tokenizer, load_tokenizer
+from qkvflow.digests import SEAL, file_digest, is_intact
 from qkvflow.distributed import Layout, one_device
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel
@@ -20,11 +21,14 @@ from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs import rundir
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.resume_rules import check_config
 from qkvflow.runs.weights import WEIGHTS, named_arrays, path_name, read_weights
 
 CONFIG_JSON = "config.json"
 FORMAT = 1
 """Of exports."""
+FILES = "files"
+"""Hashes in the `config.json` of exports; those of earlier versions have none."""
 _MOST_CONFIG = 10 << 20
 
 
@@ -37,6 +41,8 @@ class Trained:
     config: RunConfig
     step: int | None = None
     """The step its weights are of, for a run directory."""
+    corpus_sha256: str | None = None
+    """Of the text it was trained on, where that is known."""
 
 
 def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = None) -> Trained:
@@ -65,12 +71,33 @@ def load_run(
     checkpoints = Checkpoints(directory, read_only=True)
     try:
         chosen = _choose(directory, checkpoints, step)
-        tokenizer = load_tokenizer(directory / rundir.TOKENIZER)
+        host = checkpoints.restore_host(chosen)
+        check_config(host["config"], config, step=0, extend=True)
+        tokenizer = _run_tokenizer(directory, host["data"]["tokenizer_identity"])
         params, static = abstract_model(config.model.config, tokenizer.vocab_size)
         arrays = checkpoints.restore_model(chosen, (layout or one_device()).like(params))
     finally:
         checkpoints.close()
-    return Trained(eqx.combine(arrays, static), tokenizer, config, chosen)
+    text = host["data"]["sha256"]
+    return Trained(eqx.combine(arrays, static), tokenizer, config, chosen, text)
+
+
+def tokenizer_problem(directory: Path, identity: str) -> str | None:
+    """What is wrong with the tokenizer of a run, if it is not the one it was trained with."""
+    path = directory / rundir.TOKENIZER
+    if not path.exists():
+        return f"{path} is gone"
+    try:
+        same = load_tokenizer(path).identity == identity
+    except UserError:
+        return f"{path} is damaged"
+    return None if same else f"{path} is not the tokenizer this run was trained with"
+
+
+def _run_tokenizer(directory: Path, identity: str) -> Tokenizer:
+    if problem := tokenizer_problem(directory, identity):
+        raise UserError(f"{problem}; 'qkvflow resume {directory}' writes it again")
+    return load_tokenizer(directory / rundir.TOKENIZER)
 
 
 def _choose(directory: Path, checkpoints: Checkpoints, step: int | str) -> int:
@@ -98,6 +125,7 @@ def _load_export(path: Path, layout: Layout | None) -> Trained:
             f"{path} is an export of format {content.get('version')!r}, this version reads "
             f"{FORMAT}; export it again"
         )
+    _check_files(path, content)
     config: RunConfig = make_config(content["config"])
     tokenizer = load_tokenizer(path / rundir.TOKENIZER)
     params, static = abstract_model(config.model.config, tokenizer.vocab_size)
@@ -106,7 +134,27 @@ def _load_export(path: Path, layout: Layout | None) -> Trained:
     filled = jax.tree.unflatten(structure, [arrays[path_name(each)] for each, _ in leaves])
     if layout is not None:
         filled = layout.place(filled)
-    return Trained(eqx.combine(filled, static), tokenizer, config, content.get("step"))
+    step, text = content.get("step"), content.get("corpus_sha256")
+    return Trained(eqx.combine(filled, static), tokenizer, config, step, text)
+
+
+def _check_files(path: Path, content: dict[str, Any]) -> None:
+    files = content.get(FILES)
+    if files is None and SEAL not in content:
+        return
+    if not isinstance(files, dict) or not is_intact(content):
+        raise UserError(f"{path / CONFIG_JSON} was altered since it was made; export it again")
+    for name in (WEIGHTS, rundir.TOKENIZER):
+        try:
+            same = file_digest(path / name) == files.get(name)
+        except OSError as error:
+            raise UserError(
+                f"cannot read {path / name}: {error.strerror}; export it again"
+            ) from None
+        if not same:
+            raise UserError(
+                f"{path / name} is damaged or was altered since it was made; export it again"
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

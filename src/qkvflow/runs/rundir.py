@@ -10,11 +10,13 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from qkvflow.digests import file_digest
 from qkvflow.errors import ResourceError, UserError
 from qkvflow.files import to_json, write_whole
 from qkvflow.runs.config_files import read_yaml
@@ -53,6 +55,15 @@ def create(directory: Path) -> None:
         # What a process killed within its first moments left behind begins with a dot.
         if any(not path.name.startswith(".") for path in directory.iterdir()):
             raise UserError(f"{directory} is not empty; choose another --out")
+
+
+def remove_unbegun(directory: Path) -> None:
+    """Remove what a run that could not begin has left, so that the same command can be tried
+    again. One that has a step to show stays."""
+    metrics, checkpoints = directory / METRICS, directory / CHECKPOINTS
+    begun = metrics.exists() and metrics.stat().st_size > 0
+    if not begun and not any(path.name.isdecimal() for path in checkpoints.glob("*")):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -134,6 +145,31 @@ def last_line(path: Path) -> dict[str, Any] | None:
     return None
 
 
+def describe_growing(directory: Path) -> dict[str, Any]:
+    """Sizes and hashes of the files a run appends to."""
+    found = [name for name in (METRICS, SAMPLES) if (directory / name).exists()]
+    sizes = {name: (directory / name).stat().st_size for name in found}
+    return {
+        name: {"bytes": size, "sha256": file_digest(directory / name, size)}
+        for name, size in sizes.items()
+    }
+
+
+def altered(directory: Path, described: Mapping[str, Any]) -> list[str]:
+    """A line for each file that does not begin as it was described."""
+    notes = []
+    for name, was in described.items():
+        path = directory / name
+        have = path.stat().st_size if path.exists() else -1
+        if have < was["bytes"] or file_digest(path, was["bytes"]) != was["sha256"]:
+            notes.append(
+                f"{path} {'is gone' if have < 0 else 'was altered'} since the last checkpoint: "
+                "what it says of the steps before is not to be trusted; restore it from a copy "
+                "or go on without"
+            )
+    return notes
+
+
 def cut_back(directory: Path, step: int, samples_bytes: int) -> list[dict[str, Any]]:
     """Take a run's files back to a step: what came later will be written again."""
     path = directory / METRICS
@@ -156,8 +192,14 @@ def read_run_config(directory: Path) -> dict[str, Any]:
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """`record.json`, or None if the run has not ended."""
+    """`record.json`, or None if the run has not ended or this is no record."""
     try:
-        return json.loads((directory / RECORD).read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads((directory / RECORD).read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return None
+    whole = isinstance(content, dict) and all(
+        isinstance(content.get(name), kind) for name, kind in (("status", str), ("schema", int))
+    )
+    if whole and content["status"] == "finished":
+        whole = all(isinstance(content.get(name), dict) for name in ("data", "losses", "budget"))
+    return content if whole else None

@@ -11,21 +11,24 @@ model is causal up to that. Caches cannot be kept for a number of evaluations
 that is not known, so generation recomputes the sequence.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from qkvflow.blocks.base import Block
-from qkvflow.errors import UserError
+from qkvflow.errors import Note, UserError
 from qkvflow.schemes.base import (
     AbstractScheme,
     ApplyBranch,
     FieldLike,
     Hidden,
     SchemeOptions,
+    Size,
     Solution,
     total_increment,
 )
@@ -43,16 +46,21 @@ class Adaptive(AbstractScheme):
         x: Hidden,
         *,
         num_steps: int,
-        horizon: float,
+        horizon: Size,
         make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        before: Callable[[Hidden], Hidden] | None = None,
     ) -> Solution:
         if edges is not None:
             raise UserError("an adaptive scheme finds its own steps; leave the random grid out")
+        if before is not None:
+            raise UserError(
+                "an adaptive scheme has no steps of its own to inject before; choose a fixed one"
+            )
         try:
             import diffrax
         except ModuleNotFoundError:
@@ -87,13 +95,19 @@ class Adaptive(AbstractScheme):
         states = solution.ys
         assert states is not None
         evaluations = solution.stats["num_steps"] * solver.tableau.num_stages
-        return Solution(
-            states[-1],
-            None,
-            states if save else None,
-            evaluations,
-            solution.result == diffrax.RESULTS.successful,
-        )
+        succeeded = solution.result == diffrax.RESULTS.successful
+        # Within a compiled program it is known only when that has run: whoever runs it looks.
+        if not isinstance(succeeded, Tracer) and not succeeded:
+            warnings.warn(out_of_steps(self.max_steps), Note, stacklevel=2)
+        return Solution(states[-1], None, states if save else None, evaluations, succeeded)
+
+
+def out_of_steps(max_steps: int) -> str:
+    """What to tell of a solver that did not arrive."""
+    return (
+        f"the adaptive solver ran out of its {max_steps} steps before the end of depth, so this is "
+        "not the flow's result; give a larger tolerance or another scheme"
+    )
 
 
 @SCHEMES.register("adaptive")

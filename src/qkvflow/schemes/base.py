@@ -143,13 +143,14 @@ class AbstractScheme(eqx.Module):
         x: Hidden,
         *,
         num_steps: int,
-        horizon: float,
+        horizon: Size,
         make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        before: Callable[[Hidden], Hidden] | None = None,
     ) -> Solution:
         """Carry x from t = 0 to t = 1.
 
@@ -157,7 +158,8 @@ class AbstractScheme(eqx.Module):
         caches or nothing). `prepare` is applied to every block (to cast its matrices). `remat`
         says what the backward pass computes again instead of keeping (see `parts.remat`).
         `save` keeps the state before the first and after every step. `edges` are the N + 1
-        depths where steps begin and end, if they are not to be equally long.
+        depths where steps begin and end, if they are not to be equally long. `before` is applied
+        to the state before every step (an injection).
         """
 
 
@@ -181,13 +183,14 @@ class AbstractStepScheme(AbstractScheme):
         x: Hidden,
         *,
         num_steps: int,
-        horizon: float,
+        horizon: Size,
         make_apply: Callable[[Any], ApplyBranch],
         per_step: Any = None,
         prepare: Callable[[Block], Block] = lambda block: block,
         remat: str = "none",
         save: bool = False,
         edges: Float[Array, " edges"] | None = None,
+        before: Callable[[Hidden], Hidden] | None = None,
     ) -> Solution:
         times, sizes = stage_times(num_steps, self.stages), None
         if edges is not None:
@@ -200,7 +203,8 @@ class AbstractStepScheme(AbstractScheme):
             blocks, extra, size = inputs
             apply = make_apply(extra)
             size = horizon / num_steps if size is None else size
-            x = self.step(blocks, x, size, apply).astype(x.dtype)
+            begin = x if before is None else before(x).astype(x.dtype)
+            x = self.step(blocks, begin, size, apply).astype(x.dtype)
             return x, (apply.finish(), x if save else None)
 
         end, (aux, states) = scan(

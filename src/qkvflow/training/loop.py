@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import hosts
-from qkvflow.errors import UserError
+from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.evaluation import Evaluation, Evaluator
 from qkvflow.evaluation.losses import evaluation_batch
+from qkvflow.evaluation.sweep import count_work
 from qkvflow.generation.text import sample_text
+from qkvflow.limits import memory_limit
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
-from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, writing
+from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, describe_growing, writing
+from qkvflow.schemes.adaptive import Adaptive, out_of_steps
 from qkvflow.training.dispatch import Dispatch
 from qkvflow.training.program import Program
 from qkvflow.training.reporter import Reporter
@@ -63,6 +67,8 @@ class Progress:
     samples_bytes: int = 0
     done: bool = False
     started: str | None = None
+    written: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Sizes and hashes of the files that grow, for a resumed run to find them altered."""
 
 
 @dataclasses.dataclass
@@ -115,6 +121,7 @@ class Loop:
                 self.reporter.compiling()
                 begin = time.perf_counter()
                 self.program_bytes = dispatch.compile(state)
+                self._check_memory()
                 progress.compile_seconds += time.perf_counter() - begin
                 while not progress.done and not signum:
                     # Processes stop together, and make as many steps as the first one means to.
@@ -133,6 +140,21 @@ class Loop:
                     self._metrics.close()
                 dispatch.close()
         return state
+
+    def _check_memory(self) -> None:
+        """Refuse a program that cannot fit, which the system would end without a word."""
+        device = jax.local_devices()[0]
+        most = (device.memory_stats() or {}).get("bytes_limit")
+        if most is None and device.platform == "cpu":
+            most = memory_limit()
+            # The devices of one machine share its memory.
+            most = most and most // len(jax.local_devices())
+        if self.program_bytes is not None and most is not None and self.program_bytes > most:
+            raise OutOfMemory(
+                f"out of memory: a step takes {self.program_bytes / 1e9:.1f} GB and there are "
+                f"{most / 1e9:.1f} GB; use a smaller train.batch_size or model.context, "
+                "train.grad_accum or model.remat"
+            )
 
     def _advance(self, state: TrainState, progress: Progress, dispatch: Dispatch) -> TrainState:
         """One program call, up to the next thing that has to happen between steps."""
@@ -194,6 +216,7 @@ class Loop:
             evaluation = self._validation(params)
             if train.eval_tokens is None and self._improves(evaluation, progress):
                 self.whole_validation = step, evaluation
+            self._check_arrival(params)
             with writing(self.directory):
                 improved = self._note(evaluation, progress)
                 if train.samples == "evaluations":
@@ -206,6 +229,18 @@ class Loop:
         if over or keep or step % self.config.checkpoint.every == 0:
             self.save(state, progress)
 
+    def _check_arrival(self, params: Any) -> None:
+        """Say when an adaptive solver runs out of steps: its losses are those of another flow."""
+        scheme = self.program.static.scheme
+        if not isinstance(scheme, Adaptive) or hosts.count() > 1:
+            return
+        config, split = self.config, self.encoded.validation
+        model = eqx.combine(params, self.program.static)
+        size = evaluation_batch(config.context, self.program.vocab_size)
+        arrives = count_work(model, split, size, config.train.eval_tokens, 1, config.context)[1]
+        if not arrives:
+            self.reporter.note(out_of_steps(scheme.max_steps))
+
     def save(self, state: TrainState, progress: Progress) -> None:
         """Begin to save, unless this very step is saved already."""
         if progress.step in self.checkpoints.steps():
@@ -213,6 +248,7 @@ class Loop:
         if self._metrics is not None:
             with writing(self.directory):
                 self._metrics.sync()
+                progress.written = describe_growing(self.directory)
         best = progress.best_step if self.config.checkpoint.best else None
         host = {**self.fingerprint, "progress": dataclasses.asdict(progress)}
         self.checkpoints.save(*self.program.split_state(state), host, progress.step, best)

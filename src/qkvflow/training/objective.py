@@ -27,6 +27,7 @@ from qkvflow.lm.loss import token_losses, token_losses_and_gaps
 from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import Jitter, parse_jitter
 from qkvflow.schemes import shifted_edges
+from qkvflow.training.recurrence import truncated, truncated_flops
 from qkvflow.training.step import Objective, plain
 from qkvflow.training.trainable import freeze
 
@@ -36,6 +37,8 @@ Branch = Callable[[Any, Any], tuple[Array, Array]]
 
 def make_objective(train: TrainConfig) -> Objective:
     """The objective of a configuration; the plain one where nothing is asked for."""
+    if train.backprop_steps is not None:
+        return truncated(train, train.backprop_steps)
     jitter, weight = parse_jitter(train.depth_jitter), train.consistency
     if jitter == Jitter() and not weight:
         return plain if train.trainable == "all" else _frozen(train.trainable)
@@ -115,6 +118,8 @@ def _value(
 
 def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:
     """Of a training step, on average over what it may draw. `model` may be of shapes alone."""
+    if train.backprop_steps is not None:
+        return truncated_flops(train, train.backprop_steps, model, tokens)
     numbers = parse_jitter(train.depth_jitter).numbers or (model.num_steps,)
     if train.consistency:
         numbers = (*numbers, *(2 * number for number in numbers))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import jax
 from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import Layout, check_batch, hosts, make_layout
-from qkvflow.errors import UserError
+from qkvflow.errors import ResourceError, UserError, out_of_memory
 from qkvflow.files import write_whole
 from qkvflow.lm import LanguageModel, abstract
 from qkvflow.runs import rundir
@@ -21,6 +22,7 @@ from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
 from qkvflow.runs.corpus import load_data
 from qkvflow.runs.figure import draw_losses
+from qkvflow.runs.load import tokenizer_problem
 from qkvflow.runs.record import now
 from qkvflow.runs.resume_rules import check_config, check_data, check_mesh
 from qkvflow.training.ending import fail, finish
@@ -31,6 +33,8 @@ from qkvflow.training.step import TrainState
 from qkvflow.training.trackers import TRACKERS, make_tracker
 from qkvflow.training.trainable import count_trained
 from qkvflow.zoo.registry import COMPLETIONS
+
+_MOST_PARAMETERS = 10**13
 
 
 def train(
@@ -49,7 +53,8 @@ def train(
     """
     use_compilation_cache()
     directory = Path(out)
-    abstract(config.model.config, vocab_size=2)  # Impossible shapes are refused before any work.
+    # Impossible shapes are refused before any work.
+    check_size(abstract(config.model.config, vocab_size=2))
     layout = make_layout(mesh)
     check_batch(layout.shape, config.train.batch_size, config.train.grad_accum)
 
@@ -70,7 +75,13 @@ def train(
                 write_whole(directory / rundir.CONFIG, write_yaml(config))
 
         hosts.on_rank0(begin)
-        record = _run(program, directory, encoded, reporter or SilentReporter(), [], start)
+        try:
+            record = _run(program, directory, encoded, reporter or SilentReporter(), [], start)
+        except UserError as error:
+            # Room can be made and the run resumed; anything else asks for another command.
+            if hosts.is_rank0() and type(error) is not ResourceError:
+                rundir.remove_unbegun(directory)
+            raise
     complete(directory, reporter)
     return record
 
@@ -98,7 +109,7 @@ def resume(
     config = make_config(written, overrides or {})
     finished = rundir.read_record(directory)
     if finished and finished["status"] == "finished" and config == make_config(written):
-        (reporter or SilentReporter()).note(f"{directory} is finished; nothing to do")
+        (reporter or SilentReporter()).note(_restored(directory, config, finished))
         complete(directory, reporter)
         return finished
     with ExitStack() as stack:
@@ -118,11 +129,38 @@ def resume(
     return record
 
 
+def _restored(directory: Path, config: RunConfig, record: dict[str, Any]) -> str:
+    """Nothing is left to do of a finished run, unless its tokenizer is gone or damaged."""
+    identity = record["data"].get("tokenizer_identity")
+    problem = identity and tokenizer_problem(directory, identity)
+    if not problem:
+        return f"{directory} is finished; nothing to do"
+
+    def restore() -> None:
+        encoded = load_data(config)
+        check_data(record["data"], encoded.describe(), encoded.tokenizer.identity)
+        with rundir.locked(directory), rundir.writing(directory):
+            encoded.tokenizer.save(directory)
+
+    hosts.on_rank0(restore)
+    return f"{directory} is finished; {problem}: written again from the corpus"
+
+
 def complete(directory: Path, reporter: Reporter | None) -> None:
     """What belongs to a run of a special kind that has ended, such as a fine-tuned one."""
     for name in COMPLETIONS:
         if (directory / f".{name}.json").exists():
             COMPLETIONS[name](directory, reporter or SilentReporter())
+
+
+def check_size(model: LanguageModel) -> None:
+    """Refuse a model that no memory holds, which would end in an overflow somewhere."""
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(model) if hasattr(leaf, "shape")]
+    if sum(sizes) > _MOST_PARAMETERS:
+        raise UserError(
+            f"this model would have {sum(sizes):.1e} parameters; choose smaller sizes (d_model, "
+            "mlp_ratio, num_steps, ...)"
+        )
 
 
 def _load_everywhere(config: RunConfig) -> EncodedCorpus:
@@ -195,6 +233,7 @@ def _run(
 
         def cut_back() -> None:
             with rundir.writing(directory):
+                notes.extend(rundir.altered(directory, progress.written))
                 rundir.cut_back(directory, progress.step, progress.samples_bytes)
 
         hosts.on_rank0(cut_back)
@@ -206,6 +245,10 @@ def _run(
             record = finish(loop, state, progress)
         except Diverged as error:
             fail(loop, progress, str(error))
+            raise
+        except Exception as error:
+            if (problem := out_of_memory(error)) is not None:
+                raise problem from error
             raise
         finally:
             reporter.stop()

@@ -2,10 +2,11 @@
 
 from qkvflow.zoo.config import ModelConfig, configure, modern
 from qkvflow.zoo.entries import PUBLISHED, SIZES, entry, names, register
-from qkvflow.zoo.registry import FIELDS, MIXERS, MODELS, OPTIMISERS, SCHEMES, Registry
+from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS, MODELS, OPTIMISERS, SCHEMES, Registry
 
 __all__ = [
     "FIELDS",
+    "INJECTIONS",
     "MIXERS",
     "MODELS",
     "OPTIMISERS",

@@ -13,6 +13,8 @@ BASES = ("cosine", "chebyshev", "bspline")
 GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
+DIALS = ("refine", "repeat")
+CORE_INITS = ("input", "zeros", "noise")
 COMPOSITIONS = ("sequential", "parallel")
 REMATS = ("none", "block", "everything")
 
@@ -65,6 +67,24 @@ class ModelConfig:
         None,
         "Layers of a field that stores values for each; none means num_steps. They are "
         "interpolated where the two differ.",
+    )
+
+    # Segments
+    prelude: int = option(0, "Layers of their own before the core.")
+    coda: int = option(0, "Layers of their own after the core.")
+    injection: str = option(
+        "none",
+        "How the state before the core enters every step of it",
+        registry.INJECTIONS,
+    )
+    core_init: str = option(
+        "input", "The core's first state: input (the state before it), zeros or noise."
+    )
+    layers_per_loop: int = option(2, "Distinct layers in one step of the field cycle.")
+    depth_dial: str = option(
+        "refine",
+        "What another number of steps means: refine (the same flow, in finer or coarser steps) or "
+        "repeat (more or fewer steps of the same length, as loops do).",
     )
 
     # Adapters
@@ -135,6 +155,8 @@ class ModelConfig:
         _choose("final_norm", self.final_norm, ("plain", "time"))
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
+        _choose("depth dial", self.depth_dial, DIALS)
+        _choose("core_init", self.core_init, CORE_INITS)
         _choose("composition", self.composition, COMPOSITIONS)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
@@ -143,6 +165,12 @@ class ModelConfig:
         _choose("basis", self.basis, BASES)
         registry.FIELDS.check(self.field)
         registry.SCHEMES.check(self.scheme)
+        registry.INJECTIONS.check(self.injection)
+        if self.scheme == "adaptive" and self.injection != "none":
+            raise UserError(
+                f"injection {self.injection} needs a fixed scheme: an adaptive one has no steps of "
+                "its own to inject before; choose another scheme, or injection none"
+            )
         for name in self.mixers:
             registry.MIXERS.check(name)
         if self.lora != "none":
@@ -156,6 +184,9 @@ class ModelConfig:
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise UserError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        for name in ("prelude", "coda"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more layers, not {getattr(self, name)}")
         if self.frozen_time is not None and not 0.0 <= self.frozen_time <= 1.0:
             raise UserError(f"frozen_time must be in [0, 1], not {self.frozen_time}")
         if "attention" in self.mixers:
@@ -220,7 +251,7 @@ class ModelConfig:
         return dataclasses.asdict(self)
 
 
-_MAY_BE_ZERO = ("dropout", "attention_dropout", "frozen_time")
+_MAY_BE_ZERO = ("prelude", "coda", "dropout", "attention_dropout", "frozen_time")
 
 
 def _choose(kind: str, name: str, options: tuple[str, ...]) -> None:

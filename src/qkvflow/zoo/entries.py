@@ -43,6 +43,33 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+# Looped models. Each differs from its paper's in the blocks (pre-norm, as all of ours), and has the
+# number of loops that its size gives.
+_LOOPED: dict[str, Any] = {"field": "cycle", "prelude": 2, "coda": 2, "depth_dial": "repeat"}
+_MODELS |= {
+    # Middle layers run twice (arXiv 2609.01343): of 8 layers the middle 4.
+    "cycle": {**_LOOPED, "layers_per_loop": 4, "num_steps": 2},
+    # Geiping et al. 2025: e = P(tokens), s_0 noise, s_i = R([s_{i-1}; e] A), logits C(s_r), with
+    # 2, 4 and 2 layers. Theirs has norms after every branch as well and after every loop.
+    "huginn": {
+        **_LOOPED,
+        **_LLAMA,
+        "tied": True,
+        "layers_per_loop": 4,
+        "injection": "concat",
+        "core_init": "noise",
+    },
+    # Parcae (arXiv 2604.12946): s_i = R(exp(-delta A) s_{i-1} + delta B e), A and delta positive;
+    # written from that equation, with A, delta and B diagonal.
+    "parcae": {
+        **_LOOPED,
+        **_LLAMA,
+        "layers_per_loop": 2,
+        "injection": "diagonal",
+        "core_init": "noise",
+    },
+}
+
 SIZES: dict[str, dict[str, Any]] = {
     "small": {"d_model": 256, "num_steps": 6, "num_heads": 4, "context": 512},
     "medium": {"d_model": 512, "num_steps": 12, "num_heads": 8, "context": 1024},

@@ -99,6 +99,8 @@ MIXERS = Registry("mixer", "blocks")
 scaled by `out_scale`."""
 SCHEMES = Registry("scheme", "schemes")
 """`make(options: SchemeOptions) -> AbstractScheme`."""
+INJECTIONS = Registry("injection", "injections")
+"""`make(config, key) -> AbstractInjection`."""
 OPTIMISERS = Registry("optimiser", "training/optimisers")
 """`make(optim, schedule) -> optax.GradientTransformation`."""
 CORPORA = Registry("corpus", "data/corpora")

@@ -16,6 +16,7 @@ from qkvflow.blocks.base import Block, Rows
 from qkvflow.blocks.kernels import forward_mode
 from qkvflow.errors import UserError
 from qkvflow.fields.base import take
+from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import RK4, AbstractStepScheme, stage_times
 from qkvflow.schemes.base import ApplyFull, Hidden
@@ -43,22 +44,41 @@ class DepthFlow(eqx.Module):
     rows: Rows
     size: float = eqx.field(static=True)
     num_steps: int = eqx.field(static=True)
+    injection: AbstractInjection = NoInjection()
+    given: Hidden | None = None
+    """The state before the core, where it is injected."""
 
     def __call__(self, x: Hidden, step: int | Int[Array, ""]) -> Hidden:
         blocks = tuple(take(stage, step) for stage in self.blocks)
         # Exponents are found by differentiating this map in forward mode.
+        if self.given is not None:
+            x = self.injection(x, self.given)
         with forward_mode():
             return self.scheme.step(blocks, x, self.size, ApplyFull(self.rows, None))
 
 
-def depth_flow(model: LanguageModel, seq: int, num_steps: int | None = None) -> DepthFlow:
+def depth_flow(
+    model: LanguageModel, seq: int, num_steps: int | None = None, *, given: Hidden | None = None
+) -> DepthFlow:
+    """The core's flow. `given` is the state before it, for models that inject it."""
     scheme, steps = model.scheme, num_steps or model.num_steps
     if not isinstance(scheme, AbstractStepScheme):
         raise UserError("an adaptive scheme has no steps of its own; analyse in_steps(model)")
+    if isinstance(model.injection, NoInjection):
+        given = None
+    elif given is None:
+        raise UserError("this model injects the state before its core; give it as well")
     blocks = tuple(model.field.stack(ts) for ts in stage_times(steps, scheme.stages).T)
-    return DepthFlow(blocks, scheme, Rows(1, seq), model.horizon / steps, steps)
+    return DepthFlow(
+        blocks, scheme, Rows(1, seq), model.horizon / steps, steps, model.injection, given
+    )
 
 
 def embedded(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Float[Array, "seq d_model"]:
-    """x_0: where the flow starts."""
-    return model.embed(jnp.asarray(tokens, jnp.int32), Rows(1, len(tokens)))
+    """x_0: where the core's flow starts."""
+    return model.core.first(entering(model, tokens), Rows(1, len(tokens)))
+
+
+def entering(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Float[Array, "seq d_model"]:
+    """The state before the core."""
+    return model.core_input(jnp.asarray(tokens, jnp.int32))

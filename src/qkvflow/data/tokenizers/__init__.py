@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer
 from qkvflow.data.tokenizers.byte import ByteTokenizer
 from qkvflow.data.tokenizers.char import CharTokenizer
-from qkvflow.errors import UnknownName, UserError
+from qkvflow.errors import UnknownName, UserError, one_line
 from qkvflow.zoo.registry import TOKENIZERS
 
 if TYPE_CHECKING:
@@ -67,13 +67,14 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(f"no tokenizer at {path}; give the path of a tokenizer.json") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a tokenizer.json: {error}; export it again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        why = one_line(error, 160)
+        raise UserError(f"{path} is not a tokenizer.json: {why}; export it again") from None
     kind = content.get("qkvflow") if isinstance(content, dict) else None
-    if kind is None:
+    if not isinstance(kind, str):
         from qkvflow.data.tokenizers.bpe import read_subword
 
-        return read_subword(path)
+        return read_subword(path, content)
     try:
         return TOKENIZERS[kind].read(content)
     except UnknownName as error:

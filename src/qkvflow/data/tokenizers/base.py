@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 import numpy as np
 
 from qkvflow.errors import UserError
+from qkvflow.files import write_whole
 
 if TYPE_CHECKING:
     from qkvflow.data.corpus import Corpus
@@ -89,7 +90,7 @@ class Tokenizer(abc.ABC):
 def write_tokenizer(directory: Path, kind: str, content: dict[str, Any]) -> Path:
     """`tokenizer.json` of a registered kind, whose `read` gets the content."""
     path = Path(directory) / "tokenizer.json"
-    path.write_text(json.dumps({"qkvflow": kind, **content}) + "\n")
+    write_whole(path, json.dumps({"qkvflow": kind, **content}) + "\n")
     return path
 
 

@@ -12,7 +12,8 @@ from qkvflow.data.cache import building, is_complete
 from qkvflow.data.split import Split
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer
 from qkvflow.data.tokenizers.char import decoding
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line
+from qkvflow.files import write_whole
 from qkvflow.paths import cache_dir
 from qkvflow.zoo.registry import TOKENIZERS
 
@@ -20,7 +21,8 @@ END_OF_TEXT = "<|endoftext|>"
 _SEPARATORS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 # BPE merges settle long before this much text; more would only cost memory.
 _TRAINING_BYTES = 1 << 28
-_FORMAT = 1
+_FORMAT = 2
+MOST_IDS = 1 << 24
 
 
 @TOKENIZERS.register("bpe")
@@ -76,7 +78,7 @@ class SubwordTokenizer(Tokenizer):
 
     def save(self, directory: Path) -> Path:
         path = Path(directory) / "tokenizer.json"
-        self.backend.save(str(path))
+        write_whole(path, self.backend.to_str(pretty=True))
         return path
 
 
@@ -112,6 +114,8 @@ def train_bpe(split: Split, vocab_size: int) -> SubwordTokenizer:
     name = f"bpe:{vocab_size}"
     if vocab_size < 257:
         raise UserError(f"{name} is too small: 256 bytes and the end of text need bpe:257 or more")
+    if vocab_size > MOST_IDS:
+        raise UserError(f"{one_line(name, 40)} is too large; a vocabulary has at most {MOST_IDS}")
     key = hashlib.sha256(f"{_FORMAT}:{hf.__version__}:{split.sha256}:{vocab_size}".encode())
     directory = cache_dir("tokenizers") / key.hexdigest()[:32]
     if not is_complete(directory):
@@ -130,8 +134,9 @@ def train_bpe(split: Split, vocab_size: int) -> SubwordTokenizer:
     return SubwordTokenizer(_load(directory / "tokenizer.json"), name=name, lines=True)
 
 
-def read_subword(path: Path) -> SubwordTokenizer:
-    """Any `tokenizer.json` the library can read."""
+def read_subword(path: Path, content: Any) -> SubwordTokenizer:
+    """Any `tokenizer.json` the library can read; `content` is what the file says."""
+    _check_ids(path, content)
     return SubwordTokenizer(_load(path), name=str(path))
 
 
@@ -141,6 +146,23 @@ def _load(path: Path) -> hf.Tokenizer:
     except Exception as error:  # The library raises plain Exception for every fault.
         first = str(error).splitlines()[0] if str(error) else "unreadable"
         raise UserError(f"{path} is not a tokenizer.json: {first}; export it again") from None
+
+
+def _check_ids(path: Path, content: Any) -> None:
+    """The library gives memory to whatever ids a file names, and ends the process without it."""
+    content = content if isinstance(content, dict) else {}
+    model, added = content.get("model"), content.get("added_tokens")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += [each.get("id") for each in added or [] if isinstance(each, dict)]
+    if not vocabulary:
+        raise UserError(f"{path} is not a tokenizer.json: it has no vocabulary; export it again")
+    wrong = [each for each in ids if not isinstance(each, int) or not 0 <= each < MOST_IDS]
+    if wrong:
+        raise UserError(
+            f"{path} is not a tokenizer.json: {one_line(repr(wrong[0]), 40)} is no id of a token; "
+            "export it again"
+        )
 
 
 def _training_text(split: Split, name: str) -> Iterator[str]:

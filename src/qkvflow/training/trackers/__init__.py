@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from qkvflow.errors import UserError, one_line
 from qkvflow.runs.config import RunConfig
 from qkvflow.training.trackers.base import Tracker
 from qkvflow.zoo.registry import TRACKERS
@@ -11,4 +12,13 @@ __all__ = ["TRACKERS", "Tracker", "make_tracker"]
 
 def make_tracker(directory: Path, config: RunConfig) -> Tracker:
     """The tracker that a configuration names."""
-    return TRACKERS[config.track.name](directory, config)
+    name = config.track.name
+    try:
+        return TRACKERS[name](directory, config)
+    except UserError:
+        raise
+    except Exception as error:  # Each library fails in its own way: no login, no network.
+        raise UserError(
+            f"--track {name} could not begin ({one_line(error, 160)}); log in or mend it, or "
+            "leave --track out"
+        ) from error
