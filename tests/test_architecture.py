@@ -5,6 +5,7 @@ rules are checked on the package, and the checks themselves on small planted tre
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -244,6 +245,13 @@ def test_extras_are_imported_where_they_are_used():
     rooms = [n for n, path in module_paths(PACKAGE).items() if n.count(".") == 1]
     found = {n: how for n in rooms for lib, how in reached(PACKAGE, n).items() if lib in EXTRAS}
     assert found == {}
+
+
+def test_the_rooms_are_documented_in_their_order():
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.split("## Rooms")[1].split("## ")[0]
+    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert re.findall(r"`(\w+)`", " ".join(cells)) == [room for row in ROWS[1:] for room in row]
 
 
 def test_no_pickle():

@@ -11,7 +11,8 @@ from qkvflow.zoo.registry import FIELDS, MIXERS, OPTIMISERS, SCHEMES, Registry
 REGISTRIES = {each.kind: each for each in (FIELDS, MIXERS, SCHEMES, OPTIMISERS)}
 
 NAMES = {
-    "field": "basis gated gated-generated hypernet low-rank per-layer per-layer-hypernet shared",
+    "field": "basis cycle gated gated-generated hypernet low-rank per-layer per-layer-hypernet "
+    "shared",
     "mixer": "attention mlp selective-ssm ssm swiglu",
     "scheme": "adaptive euler heun midpoint residual rk4 strang",
     "optimiser": "adamw lion muon schedule-free sgd",

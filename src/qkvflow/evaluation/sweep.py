@@ -22,7 +22,7 @@ from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import Evaluator, evaluate, evaluation_batch, evaluation_groups
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.accounting import count_evaluations
-from qkvflow.schemes import make_scheme
+from qkvflow.schemes import AbstractStepScheme, make_scheme
 from qkvflow.zoo import ModelConfig
 
 _COUNTED_BATCHES = 8
@@ -77,11 +77,12 @@ def settings_of(
     tolerances: Sequence[float] = (),
 ) -> list[Setting]:
     """Every scheme at every number of steps, every tolerance, and the model as it was trained."""
-    if "adaptive" in schemes:
+    if not all(isinstance(make_scheme(scheme), AbstractStepScheme) for scheme in schemes):
         raise UserError("--schemes are fixed schemes; give tolerances with --adaptive 1e-2,1e-3")
     found = [Setting(scheme, steps) for scheme in schemes for steps in num_steps]
     found += [Setting("adaptive", None, tolerance) for tolerance in tolerances]
-    if own_scheme != "adaptive" and not any(_is_trained(model, x, composition) for x in found):
+    fixed = isinstance(model.scheme, AbstractStepScheme)
+    if fixed and not any(_is_trained(model, x, composition) for x in found):
         found.insert(0, Setting(own_scheme, model.num_steps))
     return list(dict.fromkeys(found))
 
