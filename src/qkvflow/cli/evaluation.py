@@ -1,5 +1,6 @@
 """Reading the options of the verbs that look at trained models."""
 
+import math
 from typing import Any
 
 from qkvflow.errors import UserError
@@ -33,3 +34,10 @@ def positions_of(by_position: Any) -> list[dict[str, Any]]:
         first += len(part)
         length = first
     return parts
+
+
+def with_error(loss: dict[str, Any]) -> str:
+    """A mean and its standard error, which one window alone does not have."""
+    error = loss["standard_error"]
+    known = error is not None and math.isfinite(error)
+    return f"{loss['nats']:.4f} ± {error:.4f}" if known else f"{loss['nats']:.4f}"

@@ -14,6 +14,7 @@ GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 COMPOSITIONS = ("sequential", "parallel")
+_MOST_MIXERS = 64
 REMATS = ("none", "block", "everything")
 
 
@@ -143,6 +144,11 @@ class ModelConfig:
         _choose("basis", self.basis, BASES)
         registry.FIELDS.check(self.field)
         registry.SCHEMES.check(self.scheme)
+        if len(self.mixers) > _MOST_MIXERS:
+            raise UserError(
+                f"a block has at most {_MOST_MIXERS} mixers, not {len(self.mixers)}; give more "
+                "num_steps instead"
+            )
         for name in self.mixers:
             registry.MIXERS.check(name)
         if self.lora != "none":
