@@ -164,7 +164,7 @@ def test_an_analysis_of_ones_own_has_a_page(exported: Path, tmp_path: Path):
     assert re.search(r'id="?figure-my_sizes_two', page)
     assert (out / "figures" / "my_sizes_largest.pdf").exists()
     [data] = re.findall(r"<script[^>]*json[^>]*>(.*?)</script>", page, re.S)
-    charts = json.loads(data)["charts"]
+    charts = json.loads(data)["figures"]
     [line] = charts["my_sizes_largest"]["panels"][0]["series"]
     assert line["x"] == [0.5, 1.0]
     np.testing.assert_allclose(line["y"], arrays["largest"], rtol=1e-4)

@@ -281,3 +281,26 @@ def test_mistakes_are_refused_at_once(capsys: pytest.CaptureFixture[str], config
     }.items():
         assert main(["launch", *arguments]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_coordinator_listens_at_its_address_alone():
+    """Another address of the same machine finds nobody there."""
+    port = free_port()
+    program = (
+        "from qkvflow.distributed import hosts\n"
+        f"hosts.join('127.0.0.1:{port}', 0, 1)\n"
+        "print('joined', flush=True)\n"
+        "input()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "joined\n"
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+    finally:
+        process.kill()
+        process.communicate()

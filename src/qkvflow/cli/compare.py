@@ -159,6 +159,8 @@ def plan_of(args: argparse.Namespace) -> Any:
     elif args.config:
         content = read_yaml(args.config)
     content = modern(content)
+    if args.models and not any(words.strip(" ,") for words in args.models):
+        raise UserError("--models names no model; give some, or leave it out for the default ones")
     if args.models:
         content["models"] = [spec.to_dict() for spec in parse_specs(args.models)]
         content.pop("questions", None)

@@ -11,6 +11,7 @@ from qkvflow.cli.evaluation import (
     checkpoint_step,
     contexts_of,
     positions_of,
+    with_error,
 )
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.errors import UserError
@@ -146,9 +147,8 @@ def _print(answer: dict[str, Any]) -> None:
     depth = f"{answer['num_steps']} steps, {answer['scheme']}"
     print(f"{answer['model']} at step {answer['step']}, {answer['split']} split ({depth})")
     for each in answer["results"]:
-        error = each["standard_error"] or 0.0
         print(
-            f"context {each['context']}: {each['nats']:.4f} ± {error:.4f} nats/token, "
+            f"context {each['context']}: {with_error(each)} nats/token, "
             f"{each['bits_per_byte']:.4f} bits/byte, perplexity {each['perplexity']:.2f} "
             f"({each['tokens']:,} tokens)"
         )

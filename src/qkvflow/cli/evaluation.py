@@ -1,6 +1,7 @@
 """Options that the verbs for trained models share, and how they are read."""
 
 import argparse
+import math
 from typing import Any
 
 from qkvflow.errors import UserError
@@ -47,3 +48,10 @@ def positions_of(by_position: Any) -> list[dict[str, Any]]:
         first += len(part)
         length = first
     return parts
+
+
+def with_error(loss: dict[str, Any]) -> str:
+    """A mean and its standard error, which one window alone does not have."""
+    error = loss["standard_error"]
+    known = error is not None and math.isfinite(error)
+    return f"{loss['nats']:.4f} ± {error:.4f}" if known else f"{loss['nats']:.4f}"

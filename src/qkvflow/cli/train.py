@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from qkvflow.cli.evaluation import with_error
 from qkvflow.cli.joining import add_parallel_options, joined
 from qkvflow.cli.options import add_config_options
 from qkvflow.errors import UserError
@@ -106,7 +107,7 @@ def summary(record: dict[str, Any], directory: Path) -> str:
         if losses[split] is not None:
             each = losses[split]
             lines.append(
-                f"{split:>10}: {each['nats']:.4f} ± {each['standard_error'] or 0:.4f} nats/token, "
+                f"{split:>10}: {with_error(each)} nats/token, "
                 f"{each['bits_per_byte']:.4f} bits/byte, perplexity {each['perplexity']:.2f} "
                 f"(step {losses['selected_step']})"
             )

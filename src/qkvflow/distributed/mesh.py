@@ -51,7 +51,8 @@ def parse_mesh(text: str) -> MeshShape:
             raise unknown("mesh axis", axis, AXES)
         if axis in sizes:
             raise UserError(f"mesh axis {axis} is given twice in '{text}'; give it once")
-        if not (size.isascii() and size.isdecimal() and int(size) > 0):
+        whole = size.isascii() and size.isdecimal() and len(size) < 10
+        if not (whole and int(size) > 0):
             raise UserError(f"mesh axis {axis} must have a whole size, as {axis}=2, not '{size}'")
         sizes[axis] = int(size)
     return MeshShape(**sizes)

@@ -246,13 +246,16 @@ def make_plan(content: Mapping[str, Any]) -> Plan:
     )
 
 
+_MOST_SEEDS = 10_000
+
+
 def seeds_of(value: Any) -> tuple[int, ...]:
     """A number of seeds (0, 1, ...), or the seeds themselves."""
     if isinstance(value, list | tuple):
         return tuple(typed("a seed", int, seed) for seed in value)
     count = typed("seeds", int, value)
-    if count < 1:
-        raise UserError(f"seeds must be at least 1, not {count}")
+    if not 1 <= count <= _MOST_SEEDS:
+        raise UserError(f"seeds must be from 1 to {_MOST_SEEDS}, not {count}")
     return tuple(range(count))
 
 

@@ -19,6 +19,8 @@ from qkvflow.planning.program import CompiledStep, compile_step
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.zoo.plugins import plugin_setup, take_setup
 
+_MOST_DEVICES = 512
+
 
 def estimate_run(
     config: RunConfig,
@@ -42,6 +44,11 @@ def estimate_run(
         "utilisation": utilisation,
         "plugins": plugin_setup(),
     }
+    if mesh.size > _MOST_DEVICES:
+        raise UserError(
+            f"a plan is compiled for at most {_MOST_DEVICES} devices, not {mesh.size:.3g}; plan "
+            "for fewer: what a device needs is the same when batch and data= grow together"
+        )
     count = max(mesh.size, MAX_DEVICES if device else 1)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     done = subprocess.run(

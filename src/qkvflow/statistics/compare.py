@@ -8,6 +8,7 @@ Holm corrects within a group of models whose losses compare. Models of other gro
 tested against these, so merging their records changes nothing here.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import combinations
@@ -44,8 +45,8 @@ def compare_pairs(
         raise unknown("metric", metric, METRICS)
     if not 0 < alpha < 0.5:
         raise UserError(f"alpha must be between 0 and 0.5, not {alpha}")
-    if not margin > 0:
-        raise UserError(f"the equivalence margin must be above 0, not {margin}")
+    if not 0 < margin < math.inf:
+        raise UserError(f"the equivalence margin must be a number above 0, not {margin}")
     rules = Rules(alpha, margin, POWER)
     found = [pairing(records, name, a, b, metric) for name, a, b in _wanted(records.labels, pairs)]
     labels = list(dict.fromkeys(label for pair in found for label in (pair.a, pair.b)))

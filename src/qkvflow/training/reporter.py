@@ -1,6 +1,7 @@
 """What a run tells the person watching it: a bar on a terminal, plain lines in a pipe."""
 
 import abc
+import math
 import sys
 from typing import Any
 
@@ -171,8 +172,10 @@ class BarReporter(Reporter):
 
 
 def describe(step: int, evaluation: Evaluation) -> str:
+    error = evaluation.standard_error
+    after = f" ± {error:.4f}" if math.isfinite(error) else ""
     return (
-        f"step {step}: validation loss {evaluation.nats:.4f} ± {evaluation.standard_error:.4f} "
+        f"step {step}: validation loss {evaluation.nats:.4f}{after} "
         f"nats/token, {evaluation.bits_per_byte:.4f} bits/byte"
     )
 

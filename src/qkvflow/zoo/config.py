@@ -16,6 +16,7 @@ TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 DIALS = ("refine", "repeat")
 CORE_INITS = ("input", "zeros", "noise")
 COMPOSITIONS = ("sequential", "parallel")
+_MOST_MIXERS = 64
 REMATS = ("none", "block", "everything")
 
 
@@ -170,6 +171,11 @@ class ModelConfig:
             raise UserError(
                 f"injection {self.injection} needs a fixed scheme: an adaptive one has no steps of "
                 "its own to inject before; choose another scheme, or injection none"
+            )
+        if len(self.mixers) > _MOST_MIXERS:
+            raise UserError(
+                f"a block has at most {_MOST_MIXERS} mixers, not {len(self.mixers)}; give more "
+                "num_steps instead"
             )
         for name in self.mixers:
             registry.MIXERS.check(name)

@@ -85,7 +85,10 @@ class Files(CorpusKind):
 
 def find_pieces(text: str) -> list[Piece]:
     """The text files a path, directory or glob names, in sorted order."""
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:
+        raise UserError(f"{text} names the home of a user who is not known; give a path") from None
     if path.is_file():
         size = path.stat().st_size
         if size == 0:

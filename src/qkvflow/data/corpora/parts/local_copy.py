@@ -1,5 +1,6 @@
 """A directory that holds a dataset: which files belong to which split, and their format."""
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class LocalCopy:
 
 def find_copy(directory: Path, config: str | None) -> LocalCopy:
     """The files below `directory`, or below its folder named as the configuration if it has one."""
-    root = Path(directory).expanduser()
+    root = Path(os.path.expanduser(directory))
     if not root.is_dir():
         raise UserError(f"--data-dir {directory} is not a directory; give one with the dataset")
     if config and (root / config).is_dir():
