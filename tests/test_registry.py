@@ -6,14 +6,15 @@ import sys
 import pytest
 
 from qkvflow.errors import UserError
-from qkvflow.zoo.registry import FIELDS, MIXERS, OPTIMISERS, SCHEMES, Registry
+from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS, OPTIMISERS, SCHEMES, Registry
 
-REGISTRIES = {each.kind: each for each in (FIELDS, MIXERS, SCHEMES, OPTIMISERS)}
+REGISTRIES = {each.kind: each for each in (FIELDS, MIXERS, INJECTIONS, SCHEMES, OPTIMISERS)}
 
 NAMES = {
     "field": "basis cycle gated gated-generated hypernet low-rank per-layer per-layer-hypernet "
     "shared",
     "mixer": "attention mlp selective-ssm ssm swiglu",
+    "injection": "add concat diagonal none",
     "scheme": "adaptive euler heun midpoint residual rk4 strang",
     "optimiser": "adamw lion muon schedule-free sgd",
 }
@@ -35,10 +36,10 @@ def test_every_file_registers_its_name_and_no_other(kind: str):
 def test_names_are_known_without_jax():
     program = (
         "import sys\n"
-        "from qkvflow.zoo.registry import FIELDS, MIXERS, OPTIMISERS, SCHEMES\n"
+        "from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS, OPTIMISERS, SCHEMES\n"
         "from qkvflow.zoo import ModelConfig, names\n"
         "ModelConfig(field='gated', block='attention+swiglu', scheme='rk4')\n"
-        "for each in (FIELDS, MIXERS, SCHEMES, OPTIMISERS):\n"
+        "for each in (FIELDS, MIXERS, INJECTIONS, SCHEMES, OPTIMISERS):\n"
         "    print(each.kind, *each)\n"
         "assert names()\n"
         "assert not {'jax', 'equinox', 'numpy'} & {*sys.modules}\n"

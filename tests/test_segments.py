@@ -12,6 +12,7 @@ import pytest
 from jaxtyping import Array
 from tiny_models import SEQ, TINY, VOCAB, config_of, make, random_tokens, randomised, tiny
 
+from qkvflow.analysis import depth_flow, lyapunov, trajectory
 from qkvflow.errors import UserError
 from qkvflow.fields import PerLayer, Shared, stack_layers
 from qkvflow.fields.base import take
@@ -276,3 +277,21 @@ def test_any_tuple_of_segments():
         model.core_input(tokens), alone.integrate(tokens).x, rtol=1e-5, atol=1e-6
     )
     assert run(model, tokens).shape == (2, SEQ, VOCAB)
+
+
+def test_analyses_follow_the_core():
+    """The core's flow is the model's own, injection included; the lens reads through the coda."""
+    options = {"injection": "concat", "core_init": "noise"}
+    model = randomised(make(config_of("cycle", **LOOPED, **options)), 0.05)
+    tokens = np.asarray(random_tokens(5))
+    flow = depth_flow(model, 5, given=model.core_input(jnp.asarray(tokens)))
+    states = model.trajectory(jnp.asarray(tokens))
+    for step in range(model.num_steps):
+        np.testing.assert_allclose(flow(states[step], step), states[step + 1], rtol=1e-4, atol=1e-4)
+    logits = np.asarray(run(model, jnp.asarray(tokens)))
+    lens = trajectory(model, tokens).lens
+    np.testing.assert_array_equal(lens.tokens[-1, :, 0], logits.argmax(-1))
+    found = lyapunov(model, tokens, 2)
+    assert np.isfinite(found.exponents).all()
+    with pytest.raises(UserError, match="injects"):
+        depth_flow(model, 5)

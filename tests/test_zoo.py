@@ -42,6 +42,9 @@ TABLE = {
     "low-rank": ("low-rank", "attention+mlp", "residual", "sequential"),
     "basis": ("basis", "attention+mlp", "residual", "sequential"),
     "mamba": ("per-layer", "selective-ssm", "residual", "sequential"),
+    "cycle": ("cycle", "attention+mlp", "residual", "sequential"),
+    "huginn": ("cycle", "attention+swiglu", "residual", "sequential"),
+    "parcae": ("cycle", "attention+swiglu", "residual", "sequential"),
 }
 
 
@@ -64,7 +67,8 @@ def test_sizes(size: str):
     for name in qkvflow.names():
         config = configure(entry(name, size), {})
         found = (config.d_model, config.num_steps, config.num_heads, config.context)
-        assert found == shape[size]
+        d_model, steps, heads, context = shape[size]
+        assert found == (d_model, MODELS[name].get("num_steps", steps), heads, context)
 
 
 def test_any_option_can_be_overridden():
@@ -155,7 +159,7 @@ POSITIVE = [
     field.name
     for field in dataclasses.fields(ModelConfig)
     if field.type in (int, float, int | None, float | None)
-    and field.name not in ("dropout", "attention_dropout", "frozen_time")
+    and field.name not in ("dropout", "attention_dropout", "frozen_time", "prelude", "coda")
 ]
 
 

@@ -42,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     from qkvflow.compilation import use_compilation_cache
     from qkvflow.distributed import hosts, make_layout
-    from qkvflow.runs.corpus import load_split
+    from qkvflow.evaluation.probes import answer_accuracy
+    from qkvflow.runs.corpus import load_probe
     from qkvflow.runs.load import load
 
     for name in ("num_steps", "batch_size", "max_tokens"):
@@ -54,7 +55,7 @@ def _eval(args: argparse.Namespace) -> int:
     layout = make_layout(args.mesh)
     trained = load(args.dir, step=checkpoint_step(args.checkpoint), layout=layout)
     model = at_depth(trained.model, trained.config.model.config, args)
-    split, floor = load_split(trained, args.split, spec=args.data, data_dir=args.data_dir)
+    split, floor, answers = load_probe(trained, args.split, spec=args.data, data_dir=args.data_dir)
     results = [
         _evaluate(trained, model, split, context, args, layout)
         for context in contexts_of(args.context, trained.model.context)
@@ -71,6 +72,8 @@ def _eval(args: argparse.Namespace) -> int:
     }
     if not hosts.is_rank0():
         return 0
+    if answers is not None:
+        answer["accuracy"] = answer_accuracy(model, split, answers)._asdict()
     if args.json:
         print(json.dumps(answer, indent=1))
     else:
@@ -154,5 +157,11 @@ def _print(answer: dict[str, Any]) -> None:
         )
         for part in each["by_position"]:
             print(f"  positions {part['first']}-{part['last']}: {part['nats']:.4f}")
+    if found := answer.get("accuracy"):
+        print(
+            f"answers: {found['tokens']:.2%} ± {found['standard_error']:.2%} of tokens right, "
+            f"{found['documents']:.2%} of {found['count']:,} documents; "
+            f"a guess has {found['chance']:.2%}"
+        )
     if answer["floor"] is not None:
         print(f"the entropy rate of this source is {answer['floor']:.4f} nats/token")

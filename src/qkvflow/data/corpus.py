@@ -12,6 +12,17 @@ SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
+class Answers:
+    """Where the answers of a probe stand: documents are of one length, answers at fixed places."""
+
+    document_tokens: int
+    positions: tuple[int, ...]
+    """Of the answer tokens in a document."""
+    chance: float
+    """Accuracy of a guess among the symbols that an answer can be."""
+
+
+@dataclass(frozen=True)
 class Corpus:
     """Text ready to be encoded.
 
@@ -20,6 +31,7 @@ class Corpus:
     - `floor`: entropy rate in nats per token where it is known (sources), else None.
     - `provenance`: what else is needed to get the same text again.
     - `tokenizer`: the alphabet a source brings with it, else None.
+    - `answers`: where they stand, of a probe, else None.
     - `sha256`: of the three splits.
     """
 
@@ -30,6 +42,7 @@ class Corpus:
     floor: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None
+    answers: Answers | None = None
     sha256: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -51,9 +51,9 @@ class DepthFlow(eqx.Module):
     def __call__(self, x: Hidden, step: int | Int[Array, ""]) -> Hidden:
         blocks = tuple(take(stage, step) for stage in self.blocks)
         # Exponents are found by differentiating this map in forward mode.
-        if self.given is not None:
-            x = self.injection(x, self.given)
         with forward_mode():
+            if self.given is not None:
+                x = self.injection(x, self.given)
             return self.scheme.step(blocks, x, self.size, ApplyFull(self.rows, None))
 
 

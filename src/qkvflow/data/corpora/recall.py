@@ -33,7 +33,7 @@ import numpy as np
 from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
 from qkvflow.data.corpora.parts.division import DEFAULT_SHARES
 from qkvflow.data.corpora.parts.symbols import LARGEST, symbols
-from qkvflow.data.corpus import SPLITS, Corpus
+from qkvflow.data.corpus import SPLITS, Answers, Corpus
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers.char import CharTokenizer
 from qkvflow.errors import UserError
@@ -93,6 +93,7 @@ class Recall(CorpusKind):
                 "floor_without_recall": (entropy + queries * math.log(values)) / size,
             },
             tokenizer=CharTokenizer(alphabet, name="source"),
+            answers=Answers(size, tuple(range(3 + 2 * pairs, size, 2)), 1.0 / values),
         )
 
 

@@ -1,0 +1,80 @@
+"""`source:p-hop`: p-hop induction (Sanford et al. 2024; Saunshi et al. 2025), with its floor.
+
+A document is n symbols, uniform and independent, and the answer of p hops from the last of them:
+
+    <  v_1 .. v_n  ?  a
+
+A hop goes from a place to the one after the previous occurrence of its symbol,
+
+    hop(i) = max { j <= i : v_{j-1} = v_i },      a = v at hop^p(n),
+
+and a is the marker _ where there is no such place. One hop is what an induction head does; p hops
+take depth. Entropy: n ln V, because the markers are fixed and the answer is determined.
+
+Options: `hops` (4), `symbols` (4), `sequence` (61: 64 tokens), `length` (200000), `seed`, `split`.
+"""
+
+import math
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from qkvflow.data.corpora.base import CorpusKind, Spec, refuse_data_dir
+from qkvflow.data.corpora.parts.probe import probe_corpus
+from qkvflow.data.corpora.parts.symbols import LARGEST, symbols
+from qkvflow.data.corpus import Answers, Corpus
+from qkvflow.errors import UserError
+from qkvflow.zoo.registry import CORPORA
+
+_MARKERS = "<?_"
+
+
+@CORPORA.register("p-hop")
+class PHop(CorpusKind):
+    """Seeded p-hop induction."""
+
+    usages: ClassVar[tuple[str, ...]] = ("source:p-hop",)
+
+    def accepts(self, spec: Spec) -> bool:
+        return (spec.kind, spec.body) == ("source", "p-hop")
+
+    def load(self, spec: Spec, *, data_dir: Path | None, seed: int) -> Corpus:
+        refuse_data_dir(spec, data_dir)
+        spec.allow(("hops", "symbols", "sequence", "length", "seed", "split"))
+        hops, count = spec.option("hops", int, 4), spec.option("symbols", int, 4)
+        sequence = spec.option("sequence", int, 61)
+        if hops < 1 or sequence < 2 or not 2 <= count <= LARGEST:
+            raise UserError(
+                f"'{spec.text}' is impossible; hops is at least 1, symbols and sequence at least 2"
+            )
+
+        def sample(documents: int, rng: np.random.Generator) -> np.ndarray:
+            shown = rng.integers(count, size=(documents, sequence))
+            ends = hop(shown, hops)
+            found = np.take_along_axis(shown, np.maximum(ends, 0)[:, None], axis=1) + len(_MARKERS)
+            answer = np.where(ends[:, None] < 0, _MARKERS.index("_"), found)
+            first, ask = np.zeros_like(answer), np.ones_like(answer)
+            return np.concatenate([first, shown + len(_MARKERS), ask, answer], axis=1)
+
+        return probe_corpus(
+            spec,
+            sample,
+            alphabet=_MARKERS + symbols(count),
+            entropy=sequence * math.log(count),
+            answers=Answers(sequence + 3, (sequence + 2,), 1.0 / count),
+            seed=spec.option("seed", int, seed),
+            length=spec.option("length", int, 200_000),
+            options={"hops": hops, "symbols": count, "sequence": sequence},
+        )
+
+
+def hop(shown: np.ndarray, hops: int) -> np.ndarray:
+    """Where p hops from the last place of every row end; -1 where a hop has nowhere to go."""
+    places = np.arange(1, shown.shape[1])
+    at = np.full(len(shown), shown.shape[1] - 1)
+    for _ in range(hops):
+        symbol = np.take_along_axis(shown, np.maximum(at, 0)[:, None], axis=1)
+        fits = (shown[:, :-1] == symbol) & (places[None] <= at[:, None])
+        at = np.where(fits, places[None], -1).max(axis=1)
+    return at

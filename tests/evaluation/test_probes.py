@@ -1,0 +1,135 @@
+"""Probes: answers by plain Python, floors by counting, accuracy by hand."""
+
+import dataclasses
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_models import config_of
+
+from qkvflow.data import encode_corpus, get_tokenizer, load_corpus
+from qkvflow.data.corpus import Corpus
+from qkvflow.errors import UserError
+from qkvflow.evaluation.probes import answer_accuracy
+from qkvflow.lm import build_config
+
+
+def documents(corpus: Corpus) -> list[str]:
+    return [document.decode() for document in corpus.train]
+
+
+def p_hop(text: str, hops: int) -> str:
+    """Hop by hop, from the end backwards."""
+    shown = re.fullmatch(r"<(.*)\?.", text)
+    assert shown is not None
+    v, at = shown[1], len(shown[1]) - 1
+    for _ in range(hops):
+        before = v[:at].rfind(v[at])
+        if before < 0:
+            return "_"
+        at = before + 1
+    return v[at]
+
+
+@pytest.mark.parametrize("hops", [1, 3, 9])
+def test_p_hop(hops: int):
+    corpus = load_corpus(f"source:p-hop?hops={hops}&sequence=20&length=20000")
+    texts = documents(corpus)
+    assert len(texts) == 18000 // 23
+    assert [text[-1] for text in texts] == [p_hop(text, hops) for text in texts]
+    assert corpus.floor == pytest.approx(20 * math.log(4) / 23)
+    ends = {text[-1] for text in texts}
+    assert ends >= set("abcd")
+
+
+def test_addition():
+    corpus = load_corpus("source:addition?numbers=5&digits=2&length=20000")
+    for text in documents(corpus):
+        terms, _, total = text.removeprefix("<").partition("=")
+        assert sum(map(int, terms.split("+"))) == int(total)
+        assert len(total) == 3
+    assert corpus.answers is not None
+    size = corpus.answers.document_tokens
+    assert corpus.answers.positions == (size - 3, size - 2, size - 1)
+    assert corpus.floor == pytest.approx(10 * math.log(10) / size)
+
+
+def test_assignment():
+    texts = documents(load_corpus("source:assignment?depth=5&chains=2&length=20000"))
+    orders = set()
+    for text in texts:
+        lines, _, (asked, answer) = text.removeprefix("<").partition(";?")
+        given = dict(line.split("=") for line in lines.split(";"))
+        assert len(given) == 10
+        orders.add(next(iter(given)) in given.values())
+        for _ in range(5):
+            asked = given[asked]
+        assert asked == answer
+    assert orders == {True, False}
+
+
+def test_the_floor_of_assignment_is_the_logarithm_of_its_texts():
+    """All texts of a small case occur, equally often: their number is exp(H)."""
+    spec = "source:assignment?depth=2&chains=2&names=4&values=2&length=1200000&split=0.98,0.01,0.01"
+    corpus = load_corpus(spec)
+    assert corpus.floor is not None
+    names, counts = np.unique(documents(corpus), return_counts=True)
+    size = 4 * 4 + 4
+    expected = 0
+    for order in itertools.permutations("abcd"):
+        # Unordered pairs of chains of two names, values, line orders and questions.
+        expected += 1 if order[0] < order[2] else 0
+    expected *= 2**2 * math.factorial(4) * 2
+    assert corpus.floor * size == pytest.approx(math.log(expected))
+    assert len(names) == expected
+    mean = counts.mean()
+    assert np.sum((counts - mean) ** 2 / mean) < expected + 5 * math.sqrt(2 * expected)
+
+
+@pytest.mark.parametrize("spec", ["p-hop", "addition", "assignment", "recall"])
+def test_accuracy_on_answer_tokens(spec: str):
+    corpus = load_corpus(f"source:{spec}?length=40000")
+    answers = corpus.answers
+    assert answers is not None
+    encoded = encode_corpus(corpus, get_tokenizer("source", corpus))
+    vocab, size = encoded.tokenizer.vocab_size, answers.document_tokens
+    model = build_config(config_of("shared", context=size), vocab_size=vocab, key=jax.random.key(0))
+    found = answer_accuracy(model, encoded.validation, answers)
+    rows = np.asarray(encoded.validation.tokens).reshape(-1, size)
+    # The same by hand: the model's guess at every place before an answer.
+    logits = np.asarray(jax.jit(lambda x: model(x))(jnp.asarray(rows, jnp.int32)))
+    places = np.array(answers.positions)
+    right = logits[:, places - 1].argmax(-1) == rows[:, places]
+    assert found.count == len(rows)
+    assert found.tokens == pytest.approx(right.mean())
+    assert found.documents == pytest.approx(right.all(axis=1).mean())
+    assert found.chance == answers.chance
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "p-hop?hops=0",
+        "p-hop?symbols=1",
+        "addition?numbers=1",
+        "assignment?names=3",
+        "p-hop?length=9",
+    ],
+)
+def test_impossible_probes_are_refused(spec: str):
+    with pytest.raises(UserError, match="impossible"):
+        load_corpus(f"source:{spec}")
+
+
+def test_other_tokens_are_refused():
+    corpus = load_corpus("source:p-hop?length=10000")
+    assert corpus.answers is not None
+    encoded = encode_corpus(corpus, get_tokenizer("source", corpus))
+    model = build_config(config_of("shared"), vocab_size=7, key=jax.random.key(0))
+    shifted = dataclasses.replace(corpus.answers, document_tokens=63)
+    with pytest.raises(UserError, match="whole documents"):
+        answer_accuracy(model, encoded.train, shifted)
