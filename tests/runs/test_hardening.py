@@ -82,15 +82,22 @@ def test_a_solver_that_does_not_arrive_says_so():
 
 
 def test_training_says_that_its_solver_does_not_arrive(
-    tiny: Callable[..., RunConfig], tmp_path: Path
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     pytest.importorskip("diffrax")
-    model = {"name": "tong", "scheme": "adaptive", "tolerance": 1e-14, "d_time": 4}
-    model |= {"num_frequencies": 2, "context": 4, "d_model": 8}
+    seen = []
+
+    def count_work(model: object, *rest: object) -> tuple[float, bool]:
+        seen.append(model)
+        return 1.0, len(seen) != 1
+
+    monkeypatch.setattr(loop, "count_work", count_work)
+    model = {"scheme": "adaptive", "tolerance": 1.0, "context": 4, "d_model": 8}
+    train_options = {"steps": 2, "eval_every": 1, "batch_size": 1, "eval_tokens": 16}
     told = Notes()
-    config = tiny(model=model, train={"steps": 1, "batch_size": 1, "eval_tokens": 16})
-    train(config, tmp_path / "run", reporter=told)
-    assert [line for line in told.lines if "ran out of its 256 steps" in line]
+    train(tiny(model=model, train=train_options), tmp_path / "run", reporter=told)
+    assert len(seen) == 2
+    assert len([line for line in told.lines if "ran out of its 256 steps" in line]) == 1
 
 
 def test_eval_of_a_changed_corpus_says_so(

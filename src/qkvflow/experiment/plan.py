@@ -255,7 +255,7 @@ def seeds_of(value: Any) -> tuple[int, ...]:
         return tuple(typed("a seed", int, seed) for seed in value)
     count = typed("seeds", int, value)
     if not 1 <= count <= _MOST_SEEDS:
-        raise UserError(f"seeds must be from 1 to {_MOST_SEEDS}, not {count}")
+        raise UserError(f"seeds must be at least 1 and at most {_MOST_SEEDS}, not {count}")
     return tuple(range(count))
 
 

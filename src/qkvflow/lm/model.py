@@ -287,7 +287,9 @@ def _check_ids(tokens: Int[Array, "*batch seq"], vocab_size: int) -> None:
     """Indexing clamps ids that are out of range. Within a compiled program they are not known."""
     if isinstance(tokens, Tracer) or not tokens.size:
         return
-    lowest, highest = int(tokens.min()), int(tokens.max())
+    # By NumPy: what JAX computes while a program is traced is not known, even of constants.
+    ids = np.asarray(tokens)
+    lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocab_size:
         wrong = lowest if lowest < 0 else highest
         raise UserError(
