@@ -121,7 +121,7 @@ def test_another_depth():
     other = model.at_depth(7)
     assert (other.num_steps, other.horizon) == (7, model.horizon)
     assert model.at_depth().num_steps == model.num_steps
-    with pytest.raises(UserError, match="num_steps must be at least 1"):
+    with pytest.raises(UserError, match="num_steps must be a whole number of at least 1"):
         model.at_depth(0)
 
 

@@ -45,6 +45,7 @@ CASES = [
     ("frozen-time", "ssm", "adaptive"),
     ("gated-generated", "ssm", "heun"),
     ("per-layer-hypernet", "ssm", "rk4"),
+    ("cycle", "attention+mlp", "residual"),
 ]
 
 

@@ -71,7 +71,7 @@ def test_a_text_of_its_own_at_another_depth(
         (["--text", "flow of depth and time"], "22 tokens, more than this model's context of 16"),
         (["--text", ""], "--text is empty"),
         (["--text", "zzz"], "'z' is not in the alphabet"),
-        (["--num-steps", "0"], "num_steps must be at least 1"),
+        (["--num-steps", "0"], "num_steps must be a whole number of at least 1"),
         (["--scheme", "eular"], "did you mean euler"),
         (["--exponents", "many"], "--exponents must be a number such as 16, or all"),
         (["--checkpoint", "7"], "no checkpoint of step 7"),

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 
-import numpy as np
 
 from qkvflow.errors import UserError
 
@@ -90,6 +89,8 @@ class Recurrence:
         if self.kind == "range":
             numbers = range(self.least, self.most + 1)
             return sum(max(r, at_least) for r in numbers) / len(numbers)
+        import numpy as np  # Configurations are read without it, for --help.
+
         nodes, weights = np.polynomial.hermite_e.hermegauss(64)
         rates = np.exp(np.log(num_steps) - SIGMA**2 / 2 + SIGMA * nodes)
         # E[max(r, k)] = E[r] + sum of P(r <= j) over j < k, where r - 1 is Poisson.
