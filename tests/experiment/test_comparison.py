@@ -227,6 +227,7 @@ def test_the_whole_command_killed_and_continued(whole: Path, tmp_path: Path, tex
 
 CRASHING = """
 import os
+from pathlib import Path
 import qkvflow
 from qkvflow.fields import AbstractField
 from qkvflow.zoo.registry import FIELDS
@@ -234,7 +235,8 @@ from qkvflow.zoo.registry import FIELDS
 class Crashing(AbstractField):
     block: object
     def at(self, t):
-        if os.environ.get("CRASH") and "experiment.worker" in open("/proc/self/cmdline").read():
+        command = Path("/proc/self/cmdline").read_text()
+        if os.environ.get("CRASH") and "experiment.worker" in command:
             os._exit(7)
         return self.block
     def stack(self, ts):

@@ -82,6 +82,7 @@ def finetune_config(
         base.config.to_dict(),
         {"model": model_changes(base, adaptation)},
         {"data": {"spec": data, "dir": data_dir, "tokenizer": tokenizer}},
+        {"track": {"label": f"{base.config.model.name} ({adaptation.method})", "group": None}},
         {
             "train": {
                 "trainable": METHODS[adaptation.method],

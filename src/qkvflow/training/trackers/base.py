@@ -23,7 +23,7 @@ class Tracker(abc.ABC):
         """Flush and let go."""
 
 
-def scalars(line: dict[str, Any]) -> dict[str, float]:
+def scalars(line: dict[str, Any]) -> dict[str, int | float]:
     """The numbers of a line, by names such as `train/loss`."""
     return {
         f"{line['kind']}/{key}": value
