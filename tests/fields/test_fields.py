@@ -56,6 +56,8 @@ def test_at_equals_stack(field: str, block: str):
     made = field_of(field, block)
     stacked = stack(made, DEPTHS)
     shapes = jax.tree.leaves(jax.tree.map(jnp.shape, init_block(config_of(block=block), KEY)))
+    if field == "cycle":  # Its block is all layers of a loop.
+        shapes *= config_of(field).layers_per_loop
     assert jax.tree.leaves(jax.tree.map(lambda leaf: leaf.shape[1:], stacked)) == shapes
     for i, t in enumerate(jnp.asarray(DEPTHS)):
         assert_trees_close(take(stacked, i), at(made, t))
@@ -73,7 +75,7 @@ def test_dependence_on_depth(field: str):
     """All depths alike for what is shared or frozen, and different for the rest."""
     blocks = stack(field_of(field), DEPTHS)
     spread = max(np.ptp(leaf, axis=0).max() for leaf in jax.tree.leaves(blocks))
-    if field in ("shared", "frozen-time"):
+    if field in ("shared", "cycle", "frozen-time"):
         assert spread == 0.0
     else:
         assert spread > 1e-3
