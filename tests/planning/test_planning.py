@@ -20,6 +20,7 @@ from qkvflow.planning.process import make_estimate
 from qkvflow.planning.program import CompiledStep, Memory
 from qkvflow.planning.vocabulary import vocabulary_size
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.zoo.plugins import plugin_setup
 
 TINY = {
     "d_model": 32,
@@ -89,14 +90,24 @@ def job(**changes: Any) -> dict[str, Any]:
         "mesh": {"data": 1, "fsdp": 1, "tensor": 1},
         "device": None,
         "utilisation": 0.5,
+        "plugins": plugin_setup(),
     }
+
+
+def assert_products(flops: dict[str, float], batch_size: int = 8, rel: float = 0.03) -> None:
+    """Compiled as counted, but for attention: the whole square of its scores is counted, and of
+    what is above the diagonal some is not computed."""
+    tokens = batch_size * TINY["context"]
+    square = 3 * TINY["num_steps"] * 4 * TINY["context"] * TINY["d_model"] * tokens
+    least = flops["analytic"] - 0.5 * square
+    assert (1 - rel) * least <= flops["compiled"] <= (1 + rel) * flops["analytic"]
 
 
 @pytest.mark.parametrize("name", ["standard", "tong", "time-indexed-ssm"])
 def test_a_plan_agrees_with_the_counts(name: str):
     made = make_estimate(job(model={"name": name}))
     flops, memory = made["flops_per_step"], made["memory_per_device"]
-    assert flops["compiled"] == pytest.approx(flops["analytic"], rel=0.03)
+    assert_products(flops)
     assert memory["parameters"] == memory["gradients"] == 4 * made["parameters"]
     # Two moments of AdamW, and counters.
     assert memory["optimiser"] == pytest.approx(8 * made["parameters"], abs=100)
@@ -125,7 +136,7 @@ def test_a_plan_of_the_step_that_is_asked_for():
     assert gates["optimiser"] == pytest.approx(2 * gates["gradients"], abs=100)
     assert gates["parameters"] == whole["parameters"]
     drawn = make_estimate(job(model=model, train={"depth_jitter": "2,4"}))["flops_per_step"]
-    assert drawn["compiled"] == pytest.approx(drawn["analytic"], rel=0.03)
+    assert_products(drawn)
     # The mean of 2 and 4 steps is the model's own 3.
     assert drawn["compiled"] == pytest.approx(made["flops_per_step"]["compiled"], rel=0.01)
 
@@ -183,9 +194,7 @@ def test_a_mesh_of_pretend_devices_in_a_process():
     # The table of the embedding, being the head as well, has two.
     table = 300 * 32 * 4
     assert made["exchanged_bytes_per_device"] == pytest.approx(1.5 * (gradients + table), rel=0.02)
-    assert made["flops_per_step"]["compiled"] == pytest.approx(
-        made["flops_per_step"]["analytic"], rel=0.01
-    )
+    assert_products(made["flops_per_step"], batch_size=256, rel=0.01)
 
 
 def test_vocabularies(tmp_path: Any):
