@@ -80,6 +80,7 @@ def test_matrices_decay_and_vectors_do_not(name: str):
         full = jax.tree_util.keystr(path)
         last = jax.tree_util.keystr(path[-1:])
         vector = any(word in last for word in VECTORS) and ".maps" not in full
+        vector |= full.endswith(".recurrence.b")  # One value for each channel.
         assert decays == (not vector), full
         seen.add(decays)
     assert seen == {True, False}
