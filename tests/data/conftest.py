@@ -1,6 +1,5 @@
 """A cache of its own for every test, and the texts that published numbers were measured on."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Token caches start empty."""
     path = tmp_path / "cache"
     monkeypatch.setenv("QKVFLOW_CACHE", str(path))
-    return path
-
-
-@pytest.fixture
-def shared_data() -> Path:
-    """`$QKVFLOW_TEST_DATA`, or `../shared/data` beside the repository."""
-    beside = Path(__file__).parents[3] / "shared" / "data"
-    path = Path(os.environ.get("QKVFLOW_TEST_DATA", beside))
-    if not path.is_dir():
-        pytest.skip("no test data: set QKVFLOW_TEST_DATA to a directory with tinyshakespeare")
     return path
 
 
