@@ -262,6 +262,12 @@ def test_files_stay_small():
     assert long_files(PACKAGE) == []
 
 
+def test_test_files_have_names_of_their_own():
+    """pytest imports them by their file's name alone: a second one is not collected."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def plant(root: Path, files: Mapping[str, str]) -> Path:
     """A small package `qkvflow` with one file per entry, and every `__init__.py` it needs."""
     package = root / "qkvflow"
