@@ -50,6 +50,8 @@ VARIANTS = [
         if each != "none"
     ),
     {"field": "cycle", "injection": "diagonal", "core_init": "zeros", "prelude": 1},
+    {"field": "low-rank", "qk_norm": True, "head_dim": 6, "positions": "rope"}
+    | {"rotary_fraction": 0.7, "rotary_scaling": "llama3:8:1:4:32", "activation": "gelu"},
     {"field": "hypernet", "lora": "qkv:depth,down:depth", "lora_rank": 2},
 ]
 CHANGED = 4
@@ -113,8 +115,8 @@ def dead(before: Any, after: Any, config: ModelConfig) -> dict[str, int]:
     takes away: it has no gradient, and is left out.
     """
     found = {}
-    d_head = config.d_model // config.num_heads
-    keys = slice(config.d_model, config.d_model + d_head * config.kv_heads)
+    first = config.d_head * config.num_heads
+    keys = slice(first, first + config.d_head * config.kv_heads)
     for (path, old), new in zip(
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
     ):

@@ -1,5 +1,6 @@
 """Mixers: three evaluations of one layer, attention's two cores, dropout, and FLOPs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from jaxtyping import Array
 from tiny_models import config_of, randomised
 
-from qkvflow.blocks import AbstractMixer, Attention, Branch, LayerNorm, RMSNorm, Rows
-from qkvflow.blocks.attention import attend_with_dropout, rotate
+from qkvflow.blocks import MLP, AbstractMixer, Attention, Branch, LayerNorm, RMSNorm, Rows
+from qkvflow.blocks.attention import Rotary, attend_with_dropout, rotate
 from qkvflow.blocks.base import cast_matrices, dropout
 from qkvflow.zoo import MIXERS, ModelConfig
 
@@ -120,7 +121,7 @@ def heads(seq: int, count: int, seed: int) -> Array:
     return jax.random.normal(jax.random.key(seed), (2, seq, count, 6))
 
 
-def plain_attention(*heads: Array) -> np.ndarray:
+def plain_attention(*heads: Any) -> np.ndarray:
     """One query, one head and one sequence at a time."""
     q, k, v = (np.asarray(each, np.float64) for each in heads)
     y = np.zeros_like(q)
@@ -160,13 +161,80 @@ def test_rotation_depends_on_distance_alone():
 
     def score(i: int, j: int) -> float:
         one, other = (
-            rotate(each, jnp.asarray([position]), 100.0) for each, position in ((q, i), (k, j))
+            rotate(each, jnp.asarray([position]), Rotary(6, 100.0))
+            for each, position in ((q, i), (k, j))
         )
         return float(jnp.sum(one * other))
 
     assert score(5, 3) == pytest.approx(score(12, 10), abs=1e-5)
     assert score(0, 0) == pytest.approx(float(jnp.sum(q * k)), abs=1e-6)
     assert abs(score(5, 3) - score(5, 4)) > 1e-3
+
+
+def test_partial_and_scaled_rotation():
+    """Against the equations, one pair of channels at a time; unscaled where nothing is asked."""
+    x, position = heads(1, 1, 0)[:1], 37
+    numbers = (8.0, 1.0, 4.0, 32.0)
+    for rotary in (
+        Rotary(4, 100.0, "llama3:8:1:4:32"),
+        Rotary(4, 100.0, "linear:3"),
+        Rotary(6, 100.0),
+    ):
+        expected = np.array(x, np.float64)[0, 0, 0]
+        for i in range(half := rotary.size // 2):
+            frequency = 100.0 ** (-i / half)
+            if "linear" in rotary.scaling:
+                frequency /= 3.0
+            if "llama3" in rotary.scaling:
+                factor, low, high, original = numbers
+                wavelength = 2.0 * np.pi / frequency
+                if wavelength > original / low:
+                    frequency /= factor
+                elif wavelength > original / high:
+                    smooth = (original / wavelength - low) / (high - low)
+                    frequency = (1.0 - smooth) * frequency / factor + smooth * frequency
+            turn = np.exp(1j * position * frequency)
+            pair = (expected[i] + 1j * expected[i + half]) * turn
+            expected[[i, i + half]] = pair.real, pair.imag
+        found = rotate(x, jnp.asarray([position]), rotary)[0, 0, 0]
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+        np.testing.assert_array_equal(found[rotary.size :], x[0, 0, 0, rotary.size :])
+
+
+def test_head_size_norms_and_biases_of_attention():
+    """Wider heads than d_model / num_heads, normalised queries and keys: against the definition;
+    in pieces it is the same."""
+    options = {"head_dim": 6, "qk_norm": True, "norm": "rmsnorm", "attention_out_bias": False}
+    mixer, (x, rows) = mixer_of("attention", **options), inputs(2, 7)
+    assert isinstance(mixer, Attention)
+    assert mixer.qkv.bias is not None
+    assert mixer.out.bias is None
+    assert mixer.qkv.weight.shape == (D_MODEL, 6 * 8)
+    assert mixer.out.weight.shape == (6 * 4, D_MODEL)
+    weight, bias = np.asarray(mixer.qkv.weight, np.float64), np.asarray(mixer.qkv.bias)
+    packed = (np.asarray(x, np.float64) @ weight + bias).reshape(2, 7, 8, 6)
+    q, k, v = packed[:, :, :4], packed[:, :, 4:6], packed[:, :, 6:]
+
+    def normed(heads: np.ndarray, norm: Any) -> np.ndarray:
+        return heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5) * np.asarray(norm.scale)
+
+    q, k = normed(q, mixer.q_norm), normed(k, mixer.k_norm)
+    mixed = plain_attention(q, k, v).reshape(14, 24)
+    expected = mixed @ np.asarray(mixer.out.weight, np.float64)
+    assert np.abs(expected).max() > 0.1
+    np.testing.assert_allclose(run(mixer, x, rows), expected, atol=2e-5)
+    np.testing.assert_allclose(in_pieces(mixer, x, rows, (4, 1, 2)), expected, atol=2e-5)
+    assert mixer.flops_per_token(10) == 2 * (D_MODEL * 48 + 24 * D_MODEL) + 4 * 10 * 24
+
+
+def test_exact_gelu():
+    mixer, (x, rows) = mixer_of("mlp", activation="gelu"), inputs(1, 5)
+    assert isinstance(mixer, MLP)
+    hidden = np.asarray(mixer.up(x), np.float64)
+    erf = np.vectorize(math.erf)(hidden / np.sqrt(2.0))
+    expected = mixer.down(jnp.asarray(0.5 * hidden * (1.0 + erf), jnp.float32))
+    np.testing.assert_allclose(mixer(x, rows), expected, atol=1e-5)
+    assert 1e-6 < np.abs(mixer(x, rows) - mixer_of("mlp")(x, rows)).max() < 1e-2
 
 
 # Norms

@@ -3,14 +3,17 @@
     q, k, v = x W_qkv + b,  a = softmax(q k^T / sqrt(d_head) + causal mask),  y = a v W_out + b
 
 Vaswani et al. 2017. With `num_kv_heads < num_heads` several query heads share a key and value
-head (grouped-query attention, Ainslie et al. 2023). With a rotary base, queries and keys are
-rotated by their position (RoPE, Su et al. 2021; the half-split convention of Llama).
+head (grouped-query attention, Ainslie et al. 2023). With rotary positions, queries and keys are
+rotated by their position (RoPE, Su et al. 2021; the half-split convention of Llama), all of a head
+or its first channels (as in GPT-NeoX). With norms, queries and keys of each head are normalised
+before that, with one scale for all heads (as in Qwen3).
 
 One matrix holds queries, keys and values, head after head: queries of all heads, then keys,
 then values. One product and one reshape feed the attention core, which matters for speed.
 """
 
-from typing import Any, ClassVar
+import math
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -19,6 +22,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import (
     AbstractAppendingMixer,
+    AbstractNorm,
     Linear,
     Mixes,
     Rows,
@@ -27,7 +31,8 @@ from qkvflow.blocks.base import (
     place,
 )
 from qkvflow.blocks.kernels import attend
-from qkvflow.zoo.config import ModelConfig
+from qkvflow.blocks.kernels.norm import init_norm
+from qkvflow.zoo.config import ModelConfig, parse_rotary_scaling
 from qkvflow.zoo.registry import MIXERS
 
 Heads = Float[Array, "batch seq heads d_head"]
@@ -44,15 +49,45 @@ class KVCache(eqx.Module):
     values: Float[Array, "batch kv_heads length d_head"]
 
 
-def rotate(x: Heads, positions: Int[Array, " seq"], base: float) -> Heads:
-    """Rotate the pairs (i, i + d_head/2) of each head by position * base^(-2i/d_head)."""
-    half = x.shape[-1] // 2
-    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[:, None] * frequencies[None]
+class Rotary(NamedTuple):
+    """Which channels are rotated how fast: `size` of each head, by base^(-2i/size), scaled."""
+
+    size: int
+    base: float = 10000.0
+    scaling: str = "none"
+
+    def frequencies(self) -> Float[Array, " half"]:
+        half = self.size // 2
+        plain = self.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        kind, numbers = parse_rotary_scaling(self.scaling)
+        if kind == "none":
+            return plain
+        if kind == "linear":
+            return plain / numbers[0]
+        # Llama 3: slow ones by the factor, fast ones not at all, between them by interpolation.
+        factor, low, high, original = numbers
+        turns = original * plain / (2.0 * math.pi)
+        kept = jnp.clip((turns - low) / (high - low), 0.0, 1.0)
+        return plain * ((1.0 - kept) / factor + kept)
+
+
+def rotate(x: Heads, positions: Int[Array, " seq"], rotary: Rotary) -> Heads:
+    """Rotate the pairs (i, i + size/2) of each head by position times frequency."""
+    half = rotary.size // 2
+    angles = positions.astype(jnp.float32)[:, None] * rotary.frequencies()[None]
     cos, sin = jnp.cos(angles)[None, :, None, :], jnp.sin(angles)[None, :, None, :]
-    first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    first = x[..., :half].astype(jnp.float32)
+    second = x[..., half : rotary.size].astype(jnp.float32)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return rotated.astype(x.dtype)
+    rotated = rotated.astype(x.dtype)
+    if rotary.size == x.shape[-1]:
+        return rotated
+    return jnp.concatenate([rotated, x[..., rotary.size :]], axis=-1)
+
+
+def _normalise(x: Heads, norm: AbstractNorm) -> Heads:
+    """Each head of each token by itself."""
+    return norm(x.reshape(-1, x.shape[-1])).reshape(x.shape)
 
 
 def attend_with_dropout(q: Heads, k: KVHeads, v: KVHeads, rate: float, key: PRNGKeyArray) -> Heads:
@@ -118,8 +153,10 @@ class Attention(AbstractAppendingMixer):
     out: Linear
     num_heads: int = eqx.field(static=True)
     num_kv_heads: int = eqx.field(static=True)
-    rotary_base: float | None = eqx.field(static=True, default=None)
+    rotary: Rotary | None = eqx.field(static=True, default=None)
     dropout: float = eqx.field(static=True, default=0.0)
+    q_norm: AbstractNorm | None = None
+    k_norm: AbstractNorm | None = None
 
     def _heads(self, x: Float[Array, "rows d_model"], rows: Rows) -> tuple[Heads, KVHeads, KVHeads]:
         total = self.num_heads + 2 * self.num_kv_heads
@@ -128,9 +165,10 @@ class Attention(AbstractAppendingMixer):
         q = packed[:, :, : self.num_heads]
         k = packed[:, :, self.num_heads : self.num_heads + self.num_kv_heads]
         v = packed[:, :, self.num_heads + self.num_kv_heads :]
-        if self.rotary_base is not None:
-            q = rotate(q, rows.positions, self.rotary_base)
-            k = rotate(k, rows.positions, self.rotary_base)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = _normalise(q, self.q_norm), _normalise(k, self.k_norm)
+        if self.rotary is not None:
+            q, k = (rotate(each, rows.positions, self.rotary) for each in (q, k))
         return q, k, v
 
     def __call__(
@@ -179,14 +217,30 @@ class Attention(AbstractAppendingMixer):
 @MIXERS.register("attention")
 def init_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> Attention:
     key_qkv, key_out = jax.random.split(key)
-    d_model, std = config.d_model, config.init_std
-    d_packed = d_model // config.num_heads * (config.num_heads + 2 * config.kv_heads)
+    d_model, std, d_head = config.d_model, config.init_std, config.d_head
+    d_out, d_packed = (
+        d_head * n for n in (config.num_heads, config.num_heads + 2 * config.kv_heads)
+    )
     bias = config.bias if config.attention_bias is None else config.attention_bias
+    out_bias = bias if config.attention_out_bias is None else config.attention_out_bias
+
+    def norm() -> AbstractNorm | None:
+        # A shift of the keys would add the same to all scores of a query: none has one.
+        if not config.qk_norm:
+            return None
+        return init_norm(config.norm, d_head, bias=False, eps=config.norm_eps)
+
     return Attention(
         init_linear(d_model, d_packed, bias=bias, std=std, key=key_qkv, role="in_proj"),
-        init_linear(d_model, d_model, bias=bias, std=std * out_scale, key=key_out, role="out_proj"),
+        init_linear(
+            d_out, d_model, bias=out_bias, std=std * out_scale, key=key_out, role="out_proj"
+        ),
         config.num_heads,
         config.kv_heads,
-        config.rotary_base if config.positions == "rope" else None,
+        Rotary(config.d_rotary, config.rotary_base, config.rotary_scaling)
+        if config.positions == "rope"
+        else None,
         config.attention_dropout,
+        norm(),
+        norm(),
     )

@@ -1,7 +1,8 @@
-"""The MLP of GPT-2: y = gelu(x W_up + b) W_down + b, with the tanh form of GELU."""
+"""The MLP of GPT-2: y = gelu(x W_up + b) W_down + b, GELU in its tanh or its exact form."""
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -17,11 +18,13 @@ class MLP(AbstractMixer):
 
     up: Linear
     down: Linear
+    activation: str = eqx.field(static=True, default="gelu_tanh")
 
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
-        return self.down(gelu(self.up(x)))
+        h = self.up(x)
+        return self.down(gelu(h) if self.activation == "gelu_tanh" else _exact_gelu(h))
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> None:
         return None
@@ -35,6 +38,10 @@ class MLP(AbstractMixer):
         return self.up.flops_per_token + self.down.flops_per_token
 
 
+def _exact_gelu(x: Float[Array, "rows d_hidden"]) -> Float[Array, "rows d_hidden"]:
+    return jax.nn.gelu(x, approximate=False)
+
+
 @MIXERS.register("mlp")
 def init_mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> MLP:
     key_up, key_down = jax.random.split(key)
@@ -44,4 +51,5 @@ def init_mlp(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> MLP:
         init_linear(
             d_hidden, d_model, bias=bias, std=std * out_scale, key=key_down, role="out_proj"
         ),
+        config.activation,
     )

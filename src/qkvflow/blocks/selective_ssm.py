@@ -133,7 +133,7 @@ def init_selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray)
     key_in, key_conv, key_a, key_delta, key_out = jax.random.split(key, 5)
     d_model, std = config.d_model, config.init_std
     inner = config.ssm_expand * d_model
-    heads = inner // config.head_dim
+    heads = inner // config.d_ssm_head
     channels = inner + 2 * config.ssm_groups * config.d_state
     span = jnp.log(jnp.array([1e-3, 1e-1]))
     delta = jnp.exp(jax.random.uniform(key_delta, (heads,), minval=span[0], maxval=span[1]))
@@ -158,7 +158,7 @@ def init_selective_ssm(config: ModelConfig, out_scale: float, key: PRNGKeyArray)
         out_proj=init_linear(
             inner, d_model, bias=False, std=std * out_scale, key=key_out, role="out_proj"
         ),
-        head_dim=config.head_dim,
+        head_dim=config.d_ssm_head,
         d_state=config.d_state,
         groups=config.ssm_groups,
     )

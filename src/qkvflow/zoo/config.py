@@ -1,5 +1,6 @@
 """The configuration of a model: one flat dataclass, the same names in Python, YAML and options."""
 
+import contextlib
 import dataclasses
 import math
 from types import NoneType
@@ -15,6 +16,7 @@ GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 DIALS = ("refine", "repeat")
 CORE_INITS = ("input", "zeros", "noise")
+ACTIVATIONS = ("gelu_tanh", "gelu")
 COMPOSITIONS = ("sequential", "parallel")
 _MOST_MIXERS = 64
 REMATS = ("none", "block", "everything")
@@ -50,6 +52,9 @@ class ModelConfig:
     num_heads: int = option(4, "Attention heads.")
     num_kv_heads: int | None = option(
         None, "Key and value heads, for grouped-query attention; none means as many as heads."
+    )
+    head_dim: int | None = option(
+        None, "Channels of an attention head; none means d_model / num_heads."
     )
     num_steps: int = option(6, "Steps along depth: layers.")
     context: int = option(512, "Longest sequence in training, and the number of learned positions.")
@@ -105,8 +110,19 @@ class ModelConfig:
     )
     bias: bool = option(True, "Biases in linear layers and shifts in LayerNorm.")
     attention_bias: bool | None = option(None, "Biases in the attention; none means as `bias`.")
+    attention_out_bias: bool | None = option(
+        None, "Bias of the attention's output alone; none means as attention_bias."
+    )
+    qk_norm: bool = option(False, "Norms on the queries and keys of every head, as in Qwen3.")
+    activation: str = option("gelu_tanh", "Of the mlp: gelu_tanh (as GPT-2) or gelu (exact).")
     positions: str = option("learned", "learned, rope or none.")
     rotary_base: float = option(10000.0, "Base of the rotary frequencies.")
+    rotary_fraction: float = option(1.0, "Part of a head's channels that is rotated, the first.")
+    rotary_scaling: str = option(
+        "none",
+        "Slower rotation for longer texts: none, linear:FACTOR, or that of Llama 3 as "
+        "llama3:FACTOR:LOW:HIGH:ORIGINAL_CONTEXT, such as llama3:8:1:4:8192.",
+    )
     tied: bool = option(True, "Whether the head is the transposed embedding.")
     init_std: float = option(0.02, "Standard deviation of matrices at initialisation.")
 
@@ -158,6 +174,7 @@ class ModelConfig:
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         _choose("depth dial", self.depth_dial, DIALS)
         _choose("core_init", self.core_init, CORE_INITS)
+        _choose("activation", self.activation, ACTIVATIONS)
         _choose("composition", self.composition, COMPOSITIONS)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
@@ -201,30 +218,36 @@ class ModelConfig:
             self._check_selective()
 
     def _check_heads(self) -> None:
-        if self.d_model % self.num_heads:
+        if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; "
-                "change one of them"
+                "change one of them, or give head_dim"
             )
         if self.num_heads % self.kv_heads:
             raise UserError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.kv_heads}; "
                 "change one of them"
             )
-        if self.positions == "rope" and (self.d_model // self.num_heads) % 2:
+        if self.positions != "rope":
+            return
+        parse_rotary_scaling(self.rotary_scaling)
+        if self.rotary_fraction > 1.0:
+            raise UserError(f"rotary_fraction must be in (0, 1], not {self.rotary_fraction}")
+        if self.d_rotary % 2 or not self.d_rotary:
+            part = "" if self.rotary_fraction == 1.0 else f" ({self.rotary_fraction} of it)"
             raise UserError(
-                f"rotary positions need an even width per head, not "
-                f"{self.d_model // self.num_heads}; change d_model or num_heads"
+                f"rotary positions need an even width per head{part}, not {self.d_rotary}; "
+                "change d_model or num_heads"
             )
 
     def _check_selective(self) -> None:
         inner = self.ssm_expand * self.d_model
-        if inner % self.head_dim:
+        if inner % self.d_ssm_head:
             raise UserError(
-                f"ssm_head_dim {self.head_dim} does not divide the inner width {inner}; "
+                f"ssm_head_dim {self.d_ssm_head} does not divide the inner width {inner}; "
                 "choose a divisor"
             )
-        if (heads := inner // self.head_dim) % self.ssm_groups:
+        if (heads := inner // self.d_ssm_head) % self.ssm_groups:
             raise UserError(
                 f"ssm_groups {self.ssm_groups} does not divide the {heads} heads of "
                 "selective-ssm; choose a divisor"
@@ -248,7 +271,17 @@ class ModelConfig:
         return max(1, round(self.mlp_ratio * self.d_model))
 
     @property
-    def head_dim(self) -> int:
+    def d_head(self) -> int:
+        """Channels of an attention head."""
+        return self.d_model // self.num_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def d_rotary(self) -> int:
+        """Channels of a head that are rotated."""
+        return int(self.rotary_fraction * self.d_head)
+
+    @property
+    def d_ssm_head(self) -> int:
         """Channels per head of selective-ssm."""
         inner = self.ssm_expand * self.d_model
         return math.gcd(64, inner) if self.ssm_head_dim is None else self.ssm_head_dim
@@ -303,6 +336,24 @@ def parse_adapters(text: str) -> list[tuple[str, bool]]:
             )
         found.append((pattern, kind == "depth"))
     return found
+
+
+def parse_rotary_scaling(text: str) -> tuple[str, list[float]]:
+    """`llama3:8:1:4:8192` as its kind and its numbers."""
+    kind, *words = text.split(":")
+    numbers: list[float] = []
+    with contextlib.suppress(ValueError):
+        numbers.extend(float(each) for each in words)
+    count = {"none": 0, "linear": 1, "llama3": 4}.get(kind)
+    wrong = len(numbers) != len(words) or len(numbers) != count
+    if wrong or not all(0.0 < each < math.inf for each in numbers):
+        raise UserError(
+            "rotary_scaling is none, linear:FACTOR or llama3:FACTOR:LOW:HIGH:ORIGINAL_CONTEXT with "
+            f"positive numbers, not '{text}'"
+        )
+    if kind == "llama3" and numbers[1] >= numbers[2]:
+        raise UserError(f"LOW must be less than HIGH in rotary_scaling, not '{text}'")
+    return kind, numbers
 
 
 def configure(base: dict[str, Any], overrides: dict[str, Any]) -> ModelConfig:
