@@ -60,6 +60,7 @@ def test_names():
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str):
     shape = {
+        "tiny": (64, 4, 4, 128),
         "small": (256, 6, 4, 512),
         "medium": (512, 12, 8, 1024),
         "large": (1024, 24, 16, 2048),

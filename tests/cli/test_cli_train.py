@@ -75,6 +75,8 @@ def test_plain_lines_and_a_summary(config: Path, trained: Path, tmp_path: Path, 
     assert code == 0
     assert "\x1b" not in out
     assert "step 6: validation loss" in out
+    assert "the warm-up takes 100 of 12 steps; a tenth would be --warmup 1" in out
+    assert "on the whole splits" in out
     assert "sample" in out
     assert f"in {tmp_path / 'run'}: config.yaml" in out
     assert err == ""
@@ -175,6 +177,22 @@ def test_resume_of_what_is_not_a_run(tmp_path: Path, trained: Path, run: Run):
     assert "nothing to do" in out
 
 
+def test_the_command_that_a_run_suggests(
+    config: Path, trained: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """As it is printed: the context of 16 is shorter than the usual 200 tokens."""
+    code, out, _ = run("train", "--config", config, "--out", tmp_path / "run", "--steps", 1)
+    assert code == 0
+    [line] = [line for line in out.splitlines() if line.startswith("next: ")]
+    for command in line.removeprefix("next: ").split("   "):
+        code, _, err = run(*command.split()[1:])
+        assert code == 0, err
+    assert "note: 12 new tokens fit the model's context of 16" in err
+    code, out, err = run("generate", trained, "--prompt", "flow of depth and time")
+    assert code == 2
+    assert "fills the model's context of 16 tokens; shorten it" in err
+
+
 def test_eval_of_a_whole_split(trained: Path, run: Run):
     code, out, _ = run("eval", trained, "--json")
     assert code == 0
@@ -259,7 +277,7 @@ def test_a_real_command_stops_and_resumes(config: Path, tmp_path: Path):
 def test_help_answers_without_loading_jax():
     code = (
         "import sys; from qkvflow.cli import main\n"
-        "try: main(['train', '--help'])\n"
+        "try: main(['train', '--help-all'])\n"
         "finally: assert 'jax' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from qkvflow.cli import Parser
 from qkvflow.cli import eval as eval_verb
 from qkvflow.cli import resume as resume_verb
 from qkvflow.cli import train as train_verb
+from qkvflow.cli.parser import Parser
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 

@@ -31,6 +31,7 @@ def test_plain_lines():
     lines = file.getvalue().splitlines()
     assert lines[0] == "standard: 5 parameters [bold]"
     assert lines[1] == "step 5: loss not finite, lr 0.1, grad norm 1, 1,234 tokens/s"
+    assert lines[-1].startswith("step 5: sample")
     assert lines[2].startswith("step 5: validation loss 1.5000 ± 0.0100 nats/token")
     assert "\x1b" not in file.getvalue()
 
@@ -43,6 +44,18 @@ def test_a_bar_on_a_terminal():
         assert part in seen
     # A sample cannot command the terminal.
     assert "\x1b[2J" not in seen
+
+
+def test_the_bar_says_compiling_and_ends_with_the_last_validation_loss():
+    file = Terminal()
+    reporter = BarReporter(file)
+    reporter.start(first_step=0, steps=10, lines=[])
+    reporter.compiling()
+    assert "compiling" in file.getvalue()
+    reporter.progress(10, loss=2.0, tokens_per_second=1234.0, left=0.0)
+    reporter.validation(10, EVALUATION)
+    reporter.stop()
+    assert "val 1.5000" in file.getvalue()
 
 
 def test_small_things():

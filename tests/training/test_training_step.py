@@ -192,3 +192,17 @@ def test_bfloat16_keeps_float32_master_weights(setting: Setting, tiny: Callable[
     exact = setting.run(0, [6])[1]
     assert not np.array_equal(losses, exact)
     np.testing.assert_allclose(losses, exact, rtol=0.02)
+
+
+def test_more_steps_are_not_compiled_again(tiny: Callable[..., RunConfig]):
+    """The program of a run does not know its seed, steps, learning rate and warm-up: its text,
+    which the compilation cache goes by, is the same."""
+
+    def text(**changes: Any) -> str:
+        program = make_program(tiny(**changes), VOCAB)
+        args = program.state, program.hyper(), TOKENS, np.int32(1)
+        return jax.jit(program.multi_step(MOST, on_device=True)).lower(*args).as_text()
+
+    again = {"train": {"steps": 70, "seed": 3}, "optim": {"lr": 0.1, "warmup": 9}}
+    assert text() == text(**again)
+    assert text() != text(optim={"weight_decay": 0.3})

@@ -10,9 +10,11 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 from qkvflow import __version__, allocator, threads
+from qkvflow.cli.examples import EXAMPLES
+from qkvflow.cli.parser import Parser
 from qkvflow.errors import Note, UserError, one_line, out_of_memory, unknown
 
 VERBS: dict[str, str] = {
@@ -32,19 +34,6 @@ VERBS: dict[str, str] = {
     "export": "write a trained model as safetensors, JSON and a model card",
 }
 """Verb to its one-line help; the module is `qkvflow.cli.VERB` with - as _."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Errors are one line on stderr and exit code 2; misspelt options name the nearest."""
-
-    def error(self, message: str) -> NoReturn:
-        for known in ("unrecognized arguments: ",):
-            if message.startswith(known):
-                option = message.removeprefix(known).split()[0]
-                options = [name for action in self._actions for name in action.option_strings]
-                message = str(unknown("option", option.split("=")[0], options))
-        print(f"qkvflow: {one_line(message)}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _usage() -> str:
@@ -124,18 +113,32 @@ def _notes() -> Iterator[None]:
 def _run_verb(verb: str, argv: list[str]) -> int:
     if verb not in VERBS:
         raise unknown("verb", verb, VERBS)
-    module = importlib.import_module(f"qkvflow.cli.{verb.replace('-', '_')}")
-    parser = Parser(prog=f"qkvflow {verb}", description=VERBS[verb], allow_abbrev=False)
-    module.configure(parser)
-    _add_plugin_options(parser)
-    args = parser.parse_args([_underscored(each) for each in argv])
+    parser = parser_of(verb)
+    args = parser.parse_args([_as_option(each) for each in argv])
     # After parsing, so that `--help` runs none of them.
     from qkvflow.zoo.plugins import allow_changed_plugins, load_installed, load_plugins
 
     allow_changed_plugins(args.allow_changed_plugin)
     load_installed()
     load_plugins(args.plugin or [])
-    return module.run(args) or 0
+    return _module(verb).run(args) or 0
+
+
+def parser_of(verb: str) -> Parser:
+    """The parser of one verb, with all its options."""
+    parser = Parser(
+        prog=f"qkvflow {verb}",
+        description="\n".join([VERBS[verb], "", *(f"  {each}" for each in EXAMPLES.get(verb, ()))]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    _module(verb).configure(parser)
+    _add_plugin_options(parser)
+    return parser
+
+
+def _module(verb: str) -> Any:
+    return importlib.import_module(f"qkvflow.cli.{verb.replace('-', '_')}")
 
 
 def _add_plugin_options(parser: argparse.ArgumentParser) -> None:
@@ -153,8 +156,10 @@ def _add_plugin_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _underscored(word: str) -> str:
-    """`--train.depth-jitter` as `--train.depth_jitter`: fields of a configuration take both."""
+def _as_option(word: str) -> str:
+    """`--train.depth-jitter` as `--train.depth_jitter` and `--batch_size` as `--batch-size`."""
     name, equals, value = word.partition("=")
-    is_field = name.startswith("--") and "." in name and " " not in name
-    return f"--{name[2:].replace('-', '_')}{equals}{value}" if is_field else word
+    if not name.startswith("--") or " " in name:
+        return word
+    written = name[2:].replace("-", "_") if "." in name else name[2:].replace("_", "-")
+    return f"--{written}{equals}{value}"

@@ -15,28 +15,22 @@ _BUDGETS = {
     "flops": ("X", "training FLOPs"),
     "seconds": ("X", "seconds of training"),
 }
-_KEPT = ("--size", "--data", "--data-dir", "--tokenizer", "--batch-size")
+_OWN = ("--model", *(f"--{kind}" for kind in _BUDGETS), "--seed", "--target-loss")
 _SHORT = {
-    **{option: SHORT[option] for option in _KEPT},
+    **{option: value for option, value in SHORT.items() if option not in _OWN},
     "--lr": ("optim.lr", "X", "peak learning rate, shared by all models"),
 }
-_EXAMPLES = """\
+_EPILOG = """\
 A model is NAME, NAME:key=value,... or LABEL=NAME:key=value,... with any field of its configuration
 (below, without 'model.'), or with params_of=LABEL or flops_of=LABEL for the width that gives it
 another model's block parameters or FLOPs per token.
-
-  qkvflow compare --preset quick --out runs/quick
-  qkvflow compare --models standard,frozen=time-indexed-mlp:frozen_time=0.5 --seeds 5 \\
-      --data file:book.txt --steps 1000 --out runs/mine
-  qkvflow compare --plugin my_field.py --models standard,my-field --steps 500 --out runs/mine
 
 Stopped or killed, the same command goes on where it was; finished runs are not repeated.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--out", required=True, metavar="DIR", help="the directory of this comparison"
     )

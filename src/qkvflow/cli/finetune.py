@@ -43,8 +43,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a per-layer model at another depth: interpolate (default), repeat or keep its layers",
     )
     add_checkpoint_option(parser)
-    taken = ("--model", "--size", "--tokenizer", "--data", "--data-dir")
-    short = {option: value for option, value in SHORT.items() if option not in taken}
+    own = ("train.", "optim.", "track.")
+    short = {option: value for option, value in SHORT.items() if value[0].startswith(own)}
     add_config_options(parser, short)
     add_parallel_options(parser)
     add_output_options(parser)

@@ -13,13 +13,15 @@ from typing import Any
 from qkvflow.cli.evaluation import add_checkpoint_option, add_depth_options, checkpoint_step
 from qkvflow.errors import UserError
 
+DEFAULT_TOKENS = 200
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dir", metavar="DIR", help="a run directory or an export")
     add("--prompt", default="\n", metavar="TEXT", help="what to continue (default: a line break)")
     add("--prompts", metavar="FILE", help="many prompts, one on each line, in batches")
-    add("--tokens", type=int, default=200, metavar="N", help="new tokens (default 200)")
+    add("--tokens", type=int, metavar="N", help="new tokens (default 200, or what fits)")
     add("--temperature", type=float, default=0.8, metavar="X", help="0: greedy (default 0.8)")
     add("--greedy", action="store_true", help="the most likely token always; as --temperature 0")
     add("--top-k", type=int, metavar="K", help="only the K most likely tokens")
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.greedy:
         args.temperature = 0.0
-    if args.tokens < 1:
+    if args.tokens is not None and args.tokens < 1:
         raise UserError(f"--tokens must be at least 1, not {args.tokens}")
     if args.draft_steps is not None and (args.early_exit or args.window):
         raise UserError("--draft-steps goes with neither --early-exit nor --window; leave one out")
@@ -59,12 +61,32 @@ def run(args: argparse.Namespace) -> int:
     prompts = [_encode(trained.tokenizer, text) for text in texts]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        if args.tokens is None:
+            args.tokens = _fitting(model, prompts, args.window)
         if args.prompts:
             _batch(model, trained.tokenizer, texts, prompts, args)
         else:
             _single(model, trained.tokenizer, texts[0], prompts[0], args, caught)
     _show(caught)
     return 0
+
+
+def _fitting(model: Any, prompts: list[list[int]], window: bool) -> int:
+    """200 new tokens, or as many as learned positions leave room for."""
+    room = model.context - max(map(len, prompts))
+    if window or model.positions is None or room >= DEFAULT_TOKENS:
+        return DEFAULT_TOKENS
+    if room < 1:
+        raise UserError(
+            f"the prompt fills the model's context of {model.context} tokens; shorten it, or go on "
+            "with --window"
+        )
+    warnings.warn(
+        f"{room} new tokens fit the model's context of {model.context}; --tokens N --window goes "
+        "on beyond it",
+        stacklevel=2,
+    )
+    return room
 
 
 def _read(path: str) -> list[str]:

@@ -6,16 +6,12 @@ from qkvflow.errors import UserError, unknown
 
 _VERBS = ("train", "resume", "finetune", "eval")
 _EPILOG = """\
-  qkvflow launch -n 2 -- train --model standard --data stdlib --steps 100 --out runs/two
-  qkvflow launch -n 2 --devices 2 -- resume runs/two --mesh data=2,fsdp=2
-
 Lines of process I begin with [I]. When a process fails, the others are stopped. On several
 machines, start the same command on each with --coordinator or --distributed (docs/scaling.md).
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.usage = "qkvflow launch -n N [--devices K] -- VERB ..."
     parser.add_argument("-n", type=int, required=True, metavar="N", help="how many processes")

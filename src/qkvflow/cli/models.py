@@ -9,7 +9,7 @@ from qkvflow.errors import UserError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these models")
-    parser.add_argument("--size", default="small", help="small, medium or large")
+    parser.add_argument("--size", default="small", help="tiny, small (default), medium or large")
     parser.add_argument("--vocab", type=int, default=256, help="vocabulary size (256: bytes)")
     parser.add_argument(
         "--published", action="store_true", help="the parameter counts of zaphrode/qkvflow"

@@ -28,6 +28,7 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
             params = loop.checkpoints.restore_model(wanted, program.state_parts()[0])
         else:
             loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
+    loop.reporter.note(f"evaluating the weights of step {selected} on the whole splits")
     losses = {name: _loss(loop, name, selected, params) for name in ("validation", "test")}
     if config.train.samples == "last":
         with rundir.writing(loop.directory):

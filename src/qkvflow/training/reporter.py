@@ -7,6 +7,8 @@ from typing import Any
 
 from qkvflow.evaluation import Evaluation
 
+COMPILING = "compiling (the first time takes a while; then it is in the cache)"
+
 
 class Reporter(abc.ABC):
     """Told by the loop what happens."""
@@ -84,7 +86,7 @@ class LineReporter(Reporter):
             self.note(line)
 
     def compiling(self) -> None:
-        self.note("compiling (the first time takes a while; then it is in the cache)")
+        self.note(COMPILING)
 
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
         self._speed = tokens_per_second
@@ -138,7 +140,8 @@ class BarReporter(Reporter):
         )
 
     def compiling(self) -> None:
-        self._bar.update(self._task, status="compiling")
+        self.note(COMPILING)
+        self._bar.update(self._task, status="compiling", refresh=True)
 
     def progress(self, step: int, *, loss: float, tokens_per_second: float, left: float) -> None:
         self._bar.update(
@@ -154,6 +157,7 @@ class BarReporter(Reporter):
 
     def validation(self, step: int, evaluation: Evaluation) -> None:
         self._validation = f"{evaluation.nats:.4f}"
+        self._bar.update(self._task, validation=self._validation, refresh=True)
         self.note(describe(step, evaluation))
 
     def sample(self, step: int, text: str) -> None:

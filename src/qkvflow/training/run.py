@@ -312,6 +312,11 @@ def _describe(loop: Loop, progress: Progress) -> list[str]:
         f"{encoded.tokenizer.vocab_size}); {config.train.steps:,} steps of "
         f"{config.tokens_per_step:,} tokens; seed {config.train.seed}"
     ]
+    if config.optim.warmup >= config.train.steps / 2 and progress.step == 0:
+        lines.append(
+            f"the warm-up takes {config.optim.warmup} of {config.train.steps} steps; a tenth would "
+            f"be --warmup {max(config.train.steps // 10, 1)}"
+        )
     if encoded.corpus.floor is not None:
         lines.append(f"the entropy rate of this source is {encoded.corpus.floor:.4f} nats/token")
     if layout.shape.size > 1:

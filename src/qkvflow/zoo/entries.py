@@ -71,6 +71,7 @@ _MODELS |= {
 }
 
 SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"d_model": 64, "num_steps": 4, "num_heads": 4, "context": 128},
     "small": {"d_model": 256, "num_steps": 6, "num_heads": 4, "context": 512},
     "medium": {"d_model": 512, "num_steps": 12, "num_heads": 8, "context": 1024},
     "large": {"d_model": 1024, "num_steps": 24, "num_heads": 16, "context": 2048},
@@ -99,6 +100,14 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
 }
 """Configuration and published number of parameters, all with a vocabulary of 256."""
 
+_ELSEWHERE = {
+    "gpt": "the architecture of GPT-2 is 'standard'",
+    "llama": "Llama's is 'standard-llama'",
+    "mamba2": "that of Mamba-2 is 'mamba'",
+    "mamba-2": "that of Mamba-2 is 'mamba'",
+}
+"""Families of checkpoints elsewhere, and what they are called here."""
+
 
 def register(name: str, **changes: Any) -> None:
     """Add a model of your own to the zoo, by what it changes of the defaults."""
@@ -124,6 +133,11 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
     if name not in MODELS:
         _load_installed()
     if name not in MODELS:
+        if family := next((each for each in _ELSEWHERE if each in name.lower()), None):
+            raise UserError(
+                f"there is no model '{name}'; {_ELSEWHERE[family]}, and its weights are read by "
+                "qkvflow.interop.from_huggingface"
+            )
         raise unknown("model", name, [*MODELS, *PUBLISHED])
     if size not in SIZES:
         raise unknown("size", size, SIZES)
