@@ -46,7 +46,7 @@ install_import_hook("qkvflow", "beartype.beartype")
 
 from qkvflow.paths import cache_dir  # noqa: E402
 
-pytest_plugins = ["tiny_runs"]
+pytest_plugins = ["tiny_runs", "browser"]
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # One cache for all workers, and for the processes that tests start: what one of them has compiled

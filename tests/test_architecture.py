@@ -23,7 +23,7 @@ ROWS = (
     ("experiment",),
     ("statistics",),
     ("records",),
-    ("analysis", "finetune", "planning"),
+    ("analysis", "finetune", "planning", "serving"),
     ("training",),
     ("evaluation",),
     ("generation",),
@@ -78,10 +78,12 @@ EXTRAS = FIGURES | {
     "diffrax",
     "lm_eval",
     "ray",
+    "starlette",
     "tensorboardX",
     "torch",
     "trackio",
     "transformers",
+    "uvicorn",
     "wandb",
 }
 PICKLES = frozenset({"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"})

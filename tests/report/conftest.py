@@ -1,10 +1,8 @@
-"""One full report for all tests, and one browser."""
+"""One full report for all tests."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Browser, opened
 from synthetic import PLAN, QUESTIONS, experiment
 
 from qkvflow.report import ReportPaths, build, build_report
@@ -26,14 +24,6 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> ReportPaths:
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without PNG and PDF, for tests that look at something else."""
     monkeypatch.setattr(build, "save", lambda figures, directory: ())
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    with opened() as browser:
-        if browser is None:
-            pytest.skip("no Chromium on this machine: install the package chromium")
-        yield browser
 
 
 @pytest.fixture

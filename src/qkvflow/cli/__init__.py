@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "sweep-depth": "loss and cost of a trained model at other depths and with other solvers",
     "generate": "text from a trained model, as it is produced",
     "analyze": "look inside a trained model: spectra, exponents, trajectories, weights",
+    "serve": "a trained model behind HTTP, with the completions protocol of OpenAI",
     "report": "tables, figures and one page from the records of experiments",
     "export": "write a trained model as safetensors, JSON and a model card",
 }

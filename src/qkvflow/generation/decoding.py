@@ -194,13 +194,26 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
 class Request(NamedTuple):
     """How to continue the prompts of a group."""
 
-    num_tokens: int
+    num_tokens: int | np.ndarray
+    """Of all texts, or of each."""
     sampler: Sampler
-    seed: int
+    seed: int | np.ndarray
+    """Of all texts, which are numbered, or of each, as if it were alone."""
     window: bool = False
     at_a_time: int = GROUP
     """Tokens made by one dispatch."""
     decoder: AbstractDecoder = FullDepth()
+    few_shapes: bool = False
+    """Round what is fed at once even where all prompts are of one length."""
+
+    def keys(self, texts: np.ndarray) -> Key[Array, " batch"]:
+        if isinstance(self.seed, int):
+            return sequence_keys(self.seed, jnp.asarray(texts))
+        return sequence_keys(jnp.asarray(self.seed[texts]), jnp.zeros(len(texts), jnp.int32))
+
+    def draws(self, index: int) -> tuple[int, int]:
+        """The seed of a text, and its number under that seed."""
+        return (self.seed, index) if isinstance(self.seed, int) else (int(self.seed[index]), 0)
 
 
 class Part(NamedTuple):
@@ -230,7 +243,7 @@ def lay_out(
     """The group's prompts in arrays, of sizes that similar requests have too."""
     prompts = [texts[index] for index in group]
     lengths = np.array([len(prompt) for prompt in prompts])
-    ends = lengths + request.num_tokens
+    ends = lengths + np.broadcast_to(request.num_tokens, len(texts))[group]
     batch = 1 << (len(group) - 1).bit_length()
     tokens = np.zeros((batch, round_up(int(ends.max()) + spare, 64)), np.int32)
     for row in range(batch):
@@ -239,7 +252,7 @@ def lay_out(
     pad = [(0, batch - len(group))]
     job = Job(
         jnp.asarray(np.pad(lengths, pad, "edge")),
-        sequence_keys(request.seed, jnp.asarray(np.pad(np.array(group), pad, "edge"))),
+        request.keys(np.pad(np.array(group), pad, "edge")),
         request.sampler,
         request.decoder,
     )
@@ -255,7 +268,7 @@ def run_group(
         return
     start, lengths, ends, job = lay_out(texts, group, request)
     span = Window(model, request.window, start.shape[1])
-    done, run = first_length(lengths), None
+    done, run = first_length(lengths, request.few_shapes), None
     tokens, depths = jnp.asarray(start), jnp.zeros(start.shape, jnp.int32)
     while done < ends.max():
         offset = span.offset(done)
@@ -292,21 +305,23 @@ def _new(
 def _without_caches(
     model: LanguageModel, texts: list[list[int]], group: list[int], request: Request
 ) -> Iterator[Part]:
-    num_tokens, sampler, seed, window, *_ = request
+    counts = np.broadcast_to(request.num_tokens, len(texts))
     # The error control looks at a whole batch: only alone is a sequence's result its own.
     for place, index in enumerate(group):
-        for token in recompute(model, texts[index], num_tokens, sampler, seed, index, window):
+        asked = (int(counts[index]), request.sampler, *request.draws(index), request.window)
+        for token in recompute(model, texts[index], *asked):
             each = [[token] if other == place else [] for other in range(len(group))]
             yield Part(each, [[0] * len(part) for part in each], 1, 0)
 
 
-def first_length(lengths: np.ndarray) -> int:
+def first_length(lengths: np.ndarray, few_shapes: bool = False) -> int:
     """How many tokens are fed at once: the whole prompt, or what all prompts of the group have.
 
-    Where lengths differ, it is rounded down to one of few sizes, each of which is compiled once.
+    Where lengths differ, or few shapes are wanted, it is rounded down to one of few sizes, each of
+    which is compiled once.
     """
     shortest = int(lengths.min())
-    if (lengths == shortest).all():
+    if not few_shapes and (lengths == shortest).all():
         return shortest
     return shortest // 32 * 32 if shortest >= 32 else 1 << (shortest.bit_length() - 1)
 
@@ -367,5 +382,5 @@ def stream(
 
 def stream_parts(model: LanguageModel, prompt: Sequence[int], request: Request) -> Iterator[Part]:
     """As `stream`, with the depths that were used. Checks before it returns."""
-    texts = check(model, [prompt], request.num_tokens, window=request.window)
+    texts = check(model, [prompt], int(request.num_tokens), window=request.window)
     return run_group(precompute(model), texts, [0], request)

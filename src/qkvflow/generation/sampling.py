@@ -78,9 +78,13 @@ def make_sampler(
     )
 
 
-def sequence_keys(seed: int, sequences: Int[Array, " batch"]) -> Key[Array, " batch"]:
-    """A key for each sequence; `sequences` says which of all the prompts these are."""
-    return jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(sequences)
+def sequence_keys(
+    seed: int | Int[Array, " batch"], sequences: Int[Array, " batch"]
+) -> Key[Array, " batch"]:
+    """A key for each sequence; `sequences` says which of all the prompts of a seed these are."""
+    if isinstance(seed, int):
+        return jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(sequences)
+    return jax.vmap(lambda s, i: jax.random.fold_in(jax.random.key(s), i))(seed, sequences)
 
 
 def token_keys(keys: Key[Array, " batch"], position: Int[Array, ""]) -> Key[Array, " batch"]:

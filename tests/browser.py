@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 FLAGS = (
     "--headless",
@@ -120,13 +122,13 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def open(self, path: Path, *, width: int = 1200, dark: bool = False) -> None:
-        """Load a file and wait until it is drawn."""
+    def open(self, path: Path | str, *, width: int = 1200, dark: bool = False) -> None:
+        """Load a file or an address and wait until it is drawn."""
         self.size(width)
         feature = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[feature])
         self.events.clear()
-        self.send("Page.navigate", url=path.resolve().as_uri())
+        self.send("Page.navigate", url=path if isinstance(path, str) else path.resolve().as_uri())
         deadline = time.monotonic() + PATIENCE
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             if time.monotonic() > deadline:
@@ -208,3 +210,11 @@ def opened() -> Iterator[Browser | None]:
             yield browser
         finally:
             browser.close()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    with opened() as browser:
+        if browser is None:
+            pytest.skip("no Chromium on this machine: install the package chromium")
+        yield browser
