@@ -16,7 +16,13 @@ import pytest
 from qkvflow.errors import UserError
 from qkvflow.lm import abstract, build_config
 from qkvflow.runs.config import OptimConfig, RunConfig
-from qkvflow.training.optim import averages, evaluation_params, matrices, optimiser
+from qkvflow.training.optim import (
+    averages,
+    clip_by_global_norm,
+    evaluation_params,
+    matrices,
+    optimiser,
+)
 from qkvflow.training.optimisers.base import kinds
 from qkvflow.training.schedule import make_schedule
 from qkvflow.training.step import Hyper, model_key, split_model
@@ -97,6 +103,16 @@ def test_a_stack_of_learned_time_frequencies_is_not_a_matrix():
     cycles = [decays for path, decays in decided if "cycles" in jax.tree_util.keystr(path)]
     assert cycles
     assert not any(cycles)
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 5.0, 1e3])
+def test_clipping_is_optaxs(max_norm: float, key: jax.Array):
+    grads = {"a": jax.random.normal(key, (3, 5)), "b": jnp.ones(7)}
+    expected, _ = optax.clip_by_global_norm(max_norm).update(grads, optax.EmptyState())
+    norm = optax.tree.norm(grads)
+    for given in ({}, {"norm": norm}):
+        found, _ = clip_by_global_norm(max_norm).update(grads, optax.EmptyState(), **given)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

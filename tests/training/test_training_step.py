@@ -115,6 +115,21 @@ def test_agrees_with_a_plain_loop(with_dropout: Setting):
         params, opt_state = apply(grads, opt_state, params)
 
 
+def test_parameters_and_moments_are_updated_in_place(setting: Setting):
+    """No copy is kept for the case that a step is left out."""
+    program = setting.program
+    state, hyper = setting.state(), setting.hyper()
+    optim = program.config.optim
+    assert optim.name == "adamw"
+    assert optim.max_grad_norm > 0
+    run = jax.jit(program.multi_step(1, on_device=True), donate_argnums=0)
+    text = run.lower(state, hyper, jnp.asarray(TOKENS), jnp.asarray(1)).compile().as_text()
+    assert text
+    shape = ",".join(map(str, state.params.embedding.shape))
+    copies = [line for line in text.splitlines() if f"f32[{shape}]" in line and " copy(" in line]
+    assert copies == []
+
+
 def test_arguments_are_as_good_as_constants(setting: Setting):
     """One program for runs that differ in seed, learning rate, warm-up and steps, against a program
     in which each run's own are constants."""

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from qkvflow.runs.config import OptimConfig
@@ -15,20 +16,30 @@ __all__ = ["averages", "evaluation_params", "matrices", "optimiser"]
 
 def optimiser(
     optim: OptimConfig, schedule: optax.Schedule, trainable: str = "all"
-) -> optax.GradientTransformation:
+) -> optax.GradientTransformationExtraArgs:
     """Clipping by global norm, then the named optimiser at the schedule's learning rate.
 
     Arrays that `trainable` leaves out stay as they are, and nothing is kept for them.
     """
-    clip = (
-        optax.clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity()
-    )
+    clip = clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity()
     whole = optax.chain(clip, OPTIMISERS[optim.name](optim, schedule))
     if trainable == "all":
-        return whole
+        return optax.with_extra_args_support(whole)
     return optax.partition(
         {True: whole, False: optax.set_to_zero()}, lambda params: trained_arrays(params, trainable)
     )
+
+
+def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """As optax's, as one factor that the update multiplies by on the way: no clipped gradients are
+    written. `update` takes the `norm` of the gradients where the caller has it."""
+
+    def update(updates: Any, state: Any, params: Any = None, *, norm: Any = None, **_: Any) -> Any:
+        norm = optax.tree.norm(updates) if norm is None else norm
+        factor = jnp.where(norm < max_norm, 1.0, max_norm / norm)
+        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
 
 
 def evaluation_params(optim: OptimConfig, opt_state: Any, params: Any) -> Any:

@@ -83,7 +83,7 @@ class Program:
             shard_model=self.layout.shard_model,
         )
 
-    def _optimiser(self, hyper: Hyper) -> optax.GradientTransformation:
+    def _optimiser(self, hyper: Hyper) -> optax.GradientTransformationExtraArgs:
         optim = self.config.optim
         schedule = partial(make_schedule(optim), hyper)
         return optimiser(optim, schedule, self.config.train.trainable)

@@ -69,7 +69,7 @@ Objective = Callable[..., tuple[Array, Array]]
 """`objective(model, inputs, targets, key=..., depth_key=...)`: what to minimise, and of it the
 cross-entropy, which is what is reported. See `training.objective`."""
 Batch = tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]
-MakeOptimiser = Callable[[Hyper], optax.GradientTransformation]
+MakeOptimiser = Callable[[Hyper], optax.GradientTransformationExtraArgs]
 Schedule = Callable[[Hyper, Any], Float[Array, ""]]
 """The learning rate of update k."""
 
@@ -209,7 +209,7 @@ def _run(
     batch: Callable[[TrainState, Any], Batch],
     max_steps: int,
     gradient: Callable[..., tuple[Array, Any]],
-    optimiser: optax.GradientTransformation,
+    optimiser: optax.GradientTransformationExtraArgs,
     schedule: Callable[[Any], Array],
 ) -> tuple[TrainState, Metrics]:
     def body(index: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
@@ -217,13 +217,15 @@ def _run(
         value, grads = gradient(state.params, batch(state, index), hyper.seed, state.step)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
         bad = (~finite).astype(jnp.int32)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            (params, opt_state),
-            (state.params, state.opt_state),
+
+        def update(params: Any, opt_state: Any) -> tuple[Any, Any]:
+            updates, opt_state = optimiser.update(grads, opt_state, params, norm=norm)
+            return optax.apply_updates(params, updates), opt_state
+
+        # A branch and not a choice between arrays: parameters and moments are updated in place.
+        params, opt_state = jax.lax.cond(
+            finite, update, lambda *kept: kept, state.params, state.opt_state
         )
         lr = schedule(state.step - state.skipped)
         made = Metrics(value, norm, lr, finite)
