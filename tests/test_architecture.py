@@ -76,6 +76,7 @@ WITHOUT: Mapping[str, frozenset[str]] = {
 EXTRAS = FIGURES | {
     "datasets",
     "diffrax",
+    "huggingface_hub",
     "lm_eval",
     "ray",
     "starlette",

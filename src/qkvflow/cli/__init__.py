@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",
     "launch": "train, resume, finetune or eval by several processes on this machine",
+    "import": "a pretrained model of Hugging Face, for the other verbs",
     "finetune": "continue a pretrained run on other data, at another depth",
     "eval": "the loss of a trained model on a whole split",
     "lm-eval": "a trained model on the tasks of EleutherAI's evaluation harness",

@@ -27,6 +27,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow launch -n 2 -- train --model standard --data stdlib --steps 100 --out runs/two",
         "qkvflow launch -n 2 --devices 2 -- resume runs/two --mesh data=2,fsdp=2",
     ),
+    "import": (
+        "qkvflow import hf:HuggingFaceTB/SmolLM2-135M --context 2048 --out models/smollm2",
+        "qkvflow import path/to/huggingface/directory --out models/mine",
+    ),
     "finetune": (
         "qkvflow finetune runs/first --data file:other.txt --steps 200 --out runs/tuned",
         "qkvflow finetune runs/first --data file:other.txt --num-steps 8 --method lora "

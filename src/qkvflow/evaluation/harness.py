@@ -58,6 +58,11 @@ class HarnessModel(TemplateLM):
             return self._tokenizer.separator
         return int(self._tokenizer.encode("\n")[0])
 
+    @property
+    def prefix_token_id(self) -> int:
+        """The start token of a pretrained model that has one."""
+        return (*self._tokenizer.prefix, self.eot_token_id)[0]
+
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **options: Any
     ) -> list[int]:

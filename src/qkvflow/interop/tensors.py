@@ -1,58 +1,88 @@
 """A directory of Hugging Face as settings and tensors: JSON and safetensors, nothing executed."""
 
+import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    settings = _read_json(directory / CONFIG)
+    settings = read_json(directory / CONFIG)
     if not isinstance(settings, dict):
         raise UserError(f"{directory / CONFIG} is not a Hugging Face configuration")
     return settings
 
 
-def read_tensors(directory: Path) -> dict[str, np.ndarray]:
+class Tensors(Mapping[str, np.ndarray]):
+    """Tensors by name, in files that are mapped into memory; one is read when it is asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self._files: dict[str, Any] = {}
+        for path in files:
+            with _reading(path):
+                file = safe_open(path, framework="numpy")
+                self._files |= dict.fromkeys(file.keys(), (path, file))
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        path, file = self._files[name]
+        with _reading(path):
+            return file.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def read_tensors(directory: Path) -> Tensors:
     """All tensors of the directory's single file, or of the files its index names."""
     if (directory / WEIGHTS).exists():
-        return _read_file(directory / WEIGHTS)
+        return Tensors([directory / WEIGHTS])
     if not (directory / INDEX).exists():
+        pickled = sorted(path.name for path in directory.glob("*.bin"))
+        if pickled:
+            raise UserError(
+                f"{directory / pickled[0]} is a pickle, which can execute anything, and is not "
+                "read; save the checkpoint as safetensors, with transformers: "
+                "AutoModelForCausalLM.from_pretrained(OLD).save_pretrained(NEW)"
+            )
         raise UserError(
             f"{directory} holds neither {WEIGHTS} nor {INDEX}; save the checkpoint as safetensors"
         )
-    index = _read_json(directory / INDEX)
+    index = read_json(directory / INDEX)
     places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
         raise UserError(f"{directory / INDEX} has no weight_map")
-    tensors: dict[str, np.ndarray] = {}
-    for name in sorted(set(places.values())):
+    names = sorted({str(each) for each in places.values()})
+    for name in names:
         if Path(name).name != name:
             raise UserError(f"{directory / INDEX} names a file outside its directory: {name}")
-        tensors |= _read_file(directory / name)
-    return tensors
+    return Tensors([directory / name for name in names])
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no {path}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error, 160)}") from None
 
 
-def _read_file(path: Path) -> dict[str, np.ndarray]:
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return load_file(path)
+        yield
     except FileNotFoundError:
         raise UserError(f"there is no {path}") from None
     except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+        raise UserError(f"cannot read {path}: {one_line(error, 160)}") from None

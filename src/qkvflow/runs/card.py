@@ -3,12 +3,13 @@
 from typing import Any
 
 from qkvflow.lm import count_parameters
+from qkvflow.runs.config import PRETRAINED
 from qkvflow.runs.load import Trained
 
 
 def model_card(trained: Trained, record: dict[str, Any] | None) -> str:
     config = trained.config
-    choice, train, optim = config.model, config.train, config.optim
+    choice = config.model
     params = count_parameters(trained.model).total
     lines = [
         "---",
@@ -30,13 +31,7 @@ def model_card(trained: Trained, record: dict[str, Any] | None) -> str:
         "logits = trained.model(tokens[None].astype(int))",
         "```",
         "",
-        "## Training",
-        f"- text: `{config.data.spec}`, tokenizer `{trained.tokenizer.name}` "
-        f"(vocabulary {trained.tokenizer.vocab_size})",
-        f"- {train.steps:,} steps of {config.tokens_per_step:,} tokens, seed {train.seed}; these "
-        f"weights are of step {trained.step}",
-        f"- {optim.name}, learning rate {optim.lr} ({optim.schedule}), weight decay "
-        f"{optim.weight_decay}, clipping {optim.max_grad_norm}",
+        *(_imported(trained) if config.data.spec == PRETRAINED else _training(trained)),
     ]
     if record is not None:
         lines += _results(record)
@@ -48,6 +43,27 @@ def model_card(trained: Trained, record: dict[str, Any] | None) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _imported(trained: Trained) -> list[str]:
+    return [
+        "## Origin",
+        f"Imported from `{trained.config.track.label}`; its own card says what it was trained on "
+        "and under which licence it may be used.",
+    ]
+
+
+def _training(trained: Trained) -> list[str]:
+    config, train, optim = trained.config, trained.config.train, trained.config.optim
+    return [
+        "## Training",
+        f"- text: `{config.data.spec}`, tokenizer `{trained.tokenizer.name}` "
+        f"(vocabulary {trained.tokenizer.vocab_size})",
+        f"- {train.steps:,} steps of {config.tokens_per_step:,} tokens, seed {train.seed}; these "
+        f"weights are of step {trained.step}",
+        f"- {optim.name}, learning rate {optim.lr} ({optim.schedule}), weight decay "
+        f"{optim.weight_decay}, clipping {optim.max_grad_norm}",
+    ]
 
 
 def _results(record: dict[str, Any]) -> list[str]:

@@ -31,6 +31,8 @@ SCHEDULES = ("cosine", "linear", "constant", "wsd")
 TRAINABLE = ("all", "adapters", "gates")
 SAMPLES = ("evaluations", "last", "none")
 FINISHED = ("all", "best", "none")
+PRETRAINED = "pretrained"
+"""The corpus of a model that was imported: nobody here has it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from qkvflow.data import (
 from qkvflow.data.corpus import Answers
 from qkvflow.data.encode import encode_split
 from qkvflow.errors import Note, UserError, unknown
-from qkvflow.runs.config import RunConfig
+from qkvflow.runs.config import PRETRAINED, RunConfig
 from qkvflow.runs.load import Trained
 
 
@@ -43,6 +43,8 @@ def load_probe(
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     data = trained.config.data
+    if spec is None and data.spec == PRETRAINED:
+        raise UserError("the text of an imported model is not known; name one with --data")
     where = data_dir or (data.dir if spec is None else None)
     directory = None if where is None else Path(where)
     corpus = load_corpus(spec or data.spec, data_dir=directory, seed=data.seed)

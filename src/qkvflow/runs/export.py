@@ -32,11 +32,11 @@ def export(run: str | Path, to: str | Path, *, step: int | str = "best") -> Path
     return to
 
 
-def check_new(to: str | Path) -> Path:
+def check_new(to: str | Path, option: str = "--to") -> Path:
     """Refuse to write where something is."""
     to = Path(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError(f"{to} exists already; choose another --to")
+        raise UserError(f"{to} exists already; choose another {option}")
     return to
 
 

@@ -1,4 +1,4 @@
-"""Trained models from disk: a run directory or an export, read alike.
+"""Trained models from disk: a run directory or an export (or import), read alike.
 
 Nothing that is read here can execute anything: JSON, YAML read safely, safetensors and Orbax
 arrays.

@@ -135,8 +135,8 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
     if name not in MODELS:
         if family := next((each for each in _ELSEWHERE if each in name.lower()), None):
             raise UserError(
-                f"there is no model '{name}'; {_ELSEWHERE[family]}, and its weights are read by "
-                "qkvflow.interop.from_huggingface"
+                f"there is no model '{name}'; {_ELSEWHERE[family]}, and pretrained weights are "
+                "brought in with 'qkvflow import hf:OWNER/NAME --out DIR'"
             )
         raise unknown("model", name, [*MODELS, *PUBLISHED])
     if size not in SIZES:

@@ -109,6 +109,8 @@ TRACKERS = Registry("tracker", "training/trackers")
 """`make(directory, config) -> Tracker`."""
 ANALYSES = Registry("analysis", "analysis")
 EXECUTORS = Registry("executor", "experiment/executors")
+FAMILIES = Registry("Hugging Face model type", "interop/families")
+"""`make() -> Family`: checkpoints of one `model_type`, with - for _."""
 COMPLETIONS = Registry("completion", "finetune/completions")
 """`complete(directory, reporter)`: what is still to be written when a run that holds `.NAME.json`
 has ended, in whichever process that was."""

@@ -34,12 +34,15 @@ class Tokenizer(abc.ABC):
     - `vocab_size`: ids run from 0 to `vocab_size - 1`.
     - `identity`: a hash of everything that decides the ids, for cache keys.
     - `separator`: the id written after each document, or None.
+    - `prefix`: ids that a text to be continued begins with (the start token of some pretrained
+      models).
     """
 
     name: str
     vocab_size: int
     identity: str
     separator: int | None
+    prefix: tuple[int, ...] = ()
 
     @classmethod
     @abc.abstractmethod

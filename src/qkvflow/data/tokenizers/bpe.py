@@ -1,6 +1,11 @@
-"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and any `tokenizer.json`."""
+"""Tokenizers of the `tokenizers` library: byte-level BPE trained here, and any `tokenizer.json`.
+
+That of a pretrained model is saved with what else is known of it: the size of the model's table,
+which may be larger than the vocabulary, and its special tokens.
+"""
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, SupportsInt
@@ -10,7 +15,7 @@ import tokenizers as hf
 
 from qkvflow.data.cache import building, is_complete
 from qkvflow.data.split import Split
-from qkvflow.data.tokenizers.base import TextStream, Tokenizer
+from qkvflow.data.tokenizers.base import TextStream, Tokenizer, write_tokenizer
 from qkvflow.data.tokenizers.char import decoding
 from qkvflow.errors import UserError, one_line
 from qkvflow.files import write_whole
@@ -27,9 +32,20 @@ MOST_IDS = 1 << 24
 
 @TOKENIZERS.register("bpe")
 class SubwordTokenizer(Tokenizer):
-    """A `tokenizers.Tokenizer`. With `lines`, cutting text between lines keeps its encoding."""
+    """A `tokenizers.Tokenizer`. With `lines`, cutting text between lines keeps its encoding.
 
-    def __init__(self, backend: hf.Tokenizer, *, name: str, lines: bool = False) -> None:
+    `pretrained` has the `vocab_size` of a pretrained model, and `special`: its special tokens and
+    other settings, as a `tokenizer_config.json` has them.
+    """
+
+    def __init__(
+        self,
+        backend: hf.Tokenizer,
+        *,
+        name: str,
+        lines: bool = False,
+        pretrained: dict[str, Any] | None = None,
+    ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self.name = name
@@ -40,6 +56,28 @@ class SubwordTokenizer(Tokenizer):
         found = (backend.token_to_id(token) for token in _SEPARATORS)
         self.separator = next((i for i in found if i is not None), None)
         self._lines = lines
+        self.pretrained = pretrained
+        if pretrained is not None:
+            self._take(pretrained["vocab_size"], pretrained["special"])
+
+    def _take(self, vocab_size: int, special: dict[str, Any]) -> None:
+        """What a pretrained model says of its tokenizer."""
+        if vocab_size < self.vocab_size:
+            raise UserError(
+                f"the tokenizer has ids up to {self.vocab_size - 1}, the model only {vocab_size}; "
+                "they do not belong together"
+            )
+        self.vocab_size = vocab_size
+        end = special.get("eos_token")
+        self.separator = None if end is None else self.backend.token_to_id(end)
+        plain, marked = (
+            self.backend.encode("a", add_special_tokens=each).ids for each in (False, True)
+        )
+        places = range(len(marked) - len(plain) + 1)
+        start = next((i for i in places if marked[i : i + len(plain)] == plain), 0)
+        self.prefix = tuple(marked[:start])
+        described = json.dumps([self.identity, vocab_size, self.separator])
+        self.identity = hashlib.sha256(described.encode()).hexdigest()
 
     @classmethod
     def fit(cls, argument: str, corpus: Any) -> "SubwordTokenizer":
@@ -55,7 +93,15 @@ class SubwordTokenizer(Tokenizer):
 
     @classmethod
     def read(cls, content: dict[str, Any]) -> "SubwordTokenizer":
-        raise ValueError("these are saved as the library saves them, see `read_subword`")
+        """One of a pretrained model; the rest are saved as the library saves them."""
+        vocab_size, special = content["vocab_size"], content["special"]
+        good = isinstance(vocab_size, int) and isinstance(special, dict)
+        if not good or not 0 < vocab_size <= MOST_IDS:
+            raise ValueError("not what was written")
+        _check_ids(Path("tokenizer.json"), content["tokenizer"])
+        backend = hf.Tokenizer.from_str(json.dumps(content["tokenizer"]))
+        known = {"vocab_size": vocab_size, "special": special}
+        return cls(backend, name=str(content["name"]), pretrained=known)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         return self.encode_many([text])[0]
@@ -77,6 +123,10 @@ class SubwordTokenizer(Tokenizer):
         return _between_lines(data) if self._lines else 0
 
     def save(self, directory: Path) -> Path:
+        if self.pretrained is not None:
+            content = {"name": self.name, **self.pretrained}
+            content["tokenizer"] = json.loads(self.backend.to_str())
+            return write_tokenizer(directory, "bpe", content)
         path = Path(directory) / "tokenizer.json"
         write_whole(path, self.backend.to_str(pretty=True))
         return path

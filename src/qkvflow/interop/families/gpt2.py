@@ -6,22 +6,28 @@ the increments.
 
 from typing import Any
 
-from qkvflow.interop.family import Family, Row, Settings, must_be, needed, require
+from qkvflow.interop.families.base import Family, Row, Settings, must_be, needed, require
 from qkvflow.zoo import ModelConfig
+from qkvflow.zoo.registry import FAMILIES
+
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+"""Theirs to ours."""
 
 
 def read(settings: Settings) -> ModelConfig:
-    require(settings, "activation_function", "gelu_new", "gelu_pytorch_tanh")
+    require(settings, "activation_function", *ACTIVATIONS)
     require(settings, "scale_attn_weights", True)
     require(settings, "scale_attn_by_inverse_layer_idx", False)
     require(settings, "add_cross_attention", False)
     d_model = needed(settings, "n_embd")
+    inner = 4 * d_model if settings.get("n_inner") is None else needed(settings, "n_inner")
     return ModelConfig(
         d_model=d_model,
         num_heads=needed(settings, "n_head"),
         num_steps=needed(settings, "n_layer"),
         context=needed(settings, "n_positions"),
-        mlp_ratio=(settings.get("n_inner") or 4 * d_model) / d_model,
+        mlp_ratio=inner / d_model,
+        activation=ACTIVATIONS[settings.get("activation_function", "gelu_new")],
         norm_eps=settings.get("layer_norm_epsilon", 1e-5),
         tied=settings.get("tie_word_embeddings", True),
         init_std=settings.get("initializer_range", 0.02),
@@ -31,13 +37,12 @@ def read(settings: Settings) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    must_be(config, "GPT-2", norm="layernorm", positions="learned", bias=True)
-    must_be(config, "GPT-2", kv_heads=config.num_heads)
-    if config.attention_bias is False:
-        must_be(config, "GPT-2", attention_bias=True)
+    must_be(config, norm="layernorm", positions="learned", composition="sequential")
+    must_be(config, kv_heads=config.num_heads, d_head=config.d_model / config.num_heads)
+    must_be(config, qk_norm=False)
     return {
         "architectures": ["GPT2LMHeadModel"],
-        "activation_function": "gelu_new",
+        "activation_function": "gelu_new" if config.activation == "gelu_tanh" else "gelu",
         "n_embd": config.d_model,
         "n_head": config.num_heads,
         "n_layer": config.num_steps,
@@ -73,4 +78,7 @@ def rows(config: ModelConfig, settings: Settings) -> list[Row]:
     return table
 
 
-GPT2 = Family("transformer.", (".attn.bias", ".attn.masked_bias"), read, write, rows)
+@FAMILIES.register("gpt2")
+def gpt2() -> Family:
+    ignored = (".attn.bias", ".attn.masked_bias")
+    return Family("attention+mlp", "transformer.", read, rows, write, ignored)

@@ -8,8 +8,9 @@ import math
 from typing import Any
 
 from qkvflow.errors import UserError
-from qkvflow.interop.family import Family, Row, Settings, must_be, needed, require
+from qkvflow.interop.families.base import Family, Row, Settings, must_be, needed, require
 from qkvflow.zoo import ModelConfig
+from qkvflow.zoo.registry import FAMILIES
 
 CONTEXT = 2048
 
@@ -22,7 +23,7 @@ def read(settings: Settings) -> ModelConfig:
         raise UserError(
             f"unsupported time_step_limit {limit}; qkvflow can load unlimited (0, inf) only"
         )
-    d_model, expand = needed(settings, "hidden_size"), settings.get("expand", 2)
+    d_model, expand = needed(settings, "hidden_size"), needed({"expand": 2, **settings}, "expand")
     heads, head_dim = needed(settings, "num_heads"), needed(settings, "head_dim")
     if heads * head_dim != expand * d_model:
         raise UserError(
@@ -53,7 +54,7 @@ def _number(value: Any) -> float:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    must_be(config, "Mamba-2", norm="rmsnorm", positions="none", dropout=0.0)
+    must_be(config, norm="rmsnorm", positions="none", dropout=0.0, bias=False)
     return {
         "architectures": ["Mamba2ForCausalLM"],
         "hidden_act": "silu",
@@ -89,4 +90,6 @@ def rows(config: ModelConfig, settings: Settings) -> list[Row]:
     ]
 
 
-MAMBA2 = Family("backbone.", (), read, write, rows)
+@FAMILIES.register("mamba2")
+def mamba2() -> Family:
+    return Family("selective-ssm", "backbone.", read, rows, write)
