@@ -81,4 +81,4 @@ def test_models_of_other_libraries(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--model", "gpt2", "--out", "x"]) == 2
     said = capsys.readouterr().err
     assert "'standard'" in said
-    assert "from_huggingface" in said
+    assert "qkvflow import hf:" in said
