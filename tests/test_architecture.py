@@ -23,7 +23,7 @@ ROWS = (
     ("experiment",),
     ("statistics",),
     ("records",),
-    ("analysis", "finetune", "planning", "serving"),
+    ("analysis", "convert", "finetune", "planning", "serving"),
     ("training",),
     ("evaluation",),
     ("generation",),

@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "launch": "train, resume, finetune or eval by several processes on this machine",
     "import": "a pretrained model of Hugging Face, for the other verbs",
     "finetune": "continue a pretrained run on other data, at another depth",
+    "convert": "fit a shared, low-rank, basis, gated or looped field to a trained model's layers",
     "eval": "the loss of a trained model on a whole split",
     "lm-eval": "a trained model on the tasks of EleutherAI's evaluation harness",
     "sweep-depth": "loss and cost of a trained model at other depths and with other solvers",

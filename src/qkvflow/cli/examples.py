@@ -36,6 +36,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow finetune runs/first --data file:other.txt --num-steps 8 --method lora "
         "--out runs/deeper",
     ),
+    "convert": (
+        "qkvflow convert runs/first --field low-rank --rank 16 --ranks 1,4,16,64 --out converted",
+        "qkvflow convert runs/first --field looped --prelude 1 --coda 1 --layers-per-loop 1 "
+        "--base stepwise --out looped",
+    ),
     "eval": (
         "qkvflow eval runs/first",
         "qkvflow eval runs/first --num-steps 8 --scheme rk4 --split test",
@@ -58,6 +63,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow analyze runs/first",
         'qkvflow analyze runs/first --only lyapunov,trajectory --text "Once upon a time"',
     ),
+    "serve": ("qkvflow serve runs/first", "qkvflow serve exported --port 8080 --num-steps 8"),
     "report": ("qkvflow report runs/quick", "qkvflow report runs/quick runs/mine --out runs/both"),
     "export": (
         "qkvflow export runs/first --to exported",
