@@ -53,6 +53,14 @@ VARIANTS = [
     {"field": "low-rank", "qk_norm": True, "head_dim": 6, "positions": "rope"}
     | {"rotary_fraction": 0.7, "rotary_scaling": "llama3:8:1:4:32", "activation": "gelu"},
     {"field": "hypernet", "lora": "qkv:depth,down:depth", "lora_rank": 2},
+    {"field": "gated", "norm_placement": "post"},
+    {"field": "hypernet", "norm_placement": "pre-post", "prelude": 1, "coda": 1, "coda_norm": True},
+    {
+        "field": "cycle",
+        "norm_placement": "sandwich",
+        "loop_norm": True,
+        "final_norm": "none",
+    },
 ]
 CHANGED = 4
 """The position at which two otherwise equal texts differ."""

@@ -113,7 +113,7 @@ class Recorded:
     def __call__(self, branch: Branch, x: Hidden) -> Hidden:
         mixer = branch.mixer
         if isinstance(mixer, SelectiveSSM):
-            raw = mixer.in_proj(branch.norm(x))[:, -mixer.num_heads :].astype(jnp.float32)
+            raw = mixer.in_proj(branch.normalised(x))[:, -mixer.num_heads :].astype(jnp.float32)
             delta = jax.nn.softplus(raw + mixer.decay.delta_bias[None])
             # A step may meet a layer several times; the first is at the step's own state.
             self.kept.setdefault(id(branch), -delta * jnp.exp(mixer.decay.log_a)[None])

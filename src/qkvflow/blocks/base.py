@@ -170,30 +170,53 @@ def dropout(x: Array, rate: float, key: PRNGKeyArray | None) -> Array:
 
 
 class Branch(eqx.Module):
-    """One pre-normalised residual branch: increment = dropout(mixer(norm(x)))."""
+    """One residual branch: a mixer, and norms of its input, its output and the sum.
 
-    norm: AbstractNorm
+        y = dropout(after(mixer(norm(x)))),   increment = y, or outer(x + y) - x
+
+    A norm that is None does nothing. With an outer norm a step of size 1 gives outer(x + y), as in
+    a post-norm transformer; a shorter one goes part of the way there, so that every scheme takes
+    such branches like any other.
+    """
+
+    norm: AbstractNorm | None
     mixer: AbstractMixer
     dropout: float = eqx.field(static=True, default=0.0)
+    after: AbstractNorm | None = None
+    outer: AbstractNorm | None = None
+
+    def normalised(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
+        """What the mixer is given."""
+        return x if self.norm is None else self.norm(x)
+
+    def _increment(
+        self, x: Float[Array, "rows d_model"], y: Float[Array, "rows d_model"], key: Any = None
+    ) -> Float[Array, "rows d_model"]:
+        if self.after is not None:
+            y = self.after(y)
+        y = dropout(y, self.dropout, key)
+        return y if self.outer is None else self.outer(x + y) - x
 
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "rows d_model"]:
         inner, outer = (None, None) if key is None else jax.random.split(key)
-        return dropout(self.mixer(self.norm(x), rows, key=inner), self.dropout, outer)
+        return self._increment(x, self.mixer(self.normalised(x), rows, key=inner), outer)
 
     def extend(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
     ) -> tuple[Float[Array, "rows d_model"], Any]:
-        return self.mixer.extend(self.norm(x), rows, state)
+        y, state = self.mixer.extend(self.normalised(x), rows, state)
+        return self._increment(x, y), state
 
     def append(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
     ) -> tuple[Float[Array, "rows d_model"], Any]:
         """As `extend`, with what to `place` in the state instead of a new one."""
-        if isinstance(self.mixer, AbstractAppendingMixer):
-            return self.mixer.append(self.norm(x), rows, state)
-        return self.mixer.extend(self.norm(x), rows, state)
+        if not isinstance(self.mixer, AbstractAppendingMixer):
+            return self.extend(x, rows, state)
+        y, new = self.mixer.append(self.normalised(x), rows, state)
+        return self._increment(x, y), new
 
 
 class Block(eqx.Module):

@@ -32,7 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--draft-steps", type=int, metavar="K", help="draft with K steps, verify with all")
     add("--draft-length", type=int, default=4, metavar="L", help="tokens drafted at a time")
     add("--benchmark", action="store_true", help="time --draft-steps against doing without")
-    add("--early-exit", metavar="RULE", help="entropy=0.5 or change=0.01: stop when settled")
+    add(
+        "--early-exit",
+        metavar="RULE",
+        help="entropy=0.5, change=0.01 or exit=0.5: stop when settled",
+    )
     add("--batch-size", type=int, default=64, metavar="N", help="of --prompts")
     add_checkpoint_option(parser)
     add("--json", action="store_true", help="a JSON object for each prompt, one on a line")
@@ -170,7 +174,7 @@ def _parts(model: Any, prompt: list[int], args: argparse.Namespace) -> Iterator[
     decoder = FullDepth()
     if args.early_exit:
         decoder = parse_early_exit(args.early_exit)
-        check_scheme(model)
+        check_scheme(model, decoder)
     # Small groups, so that the text flows.
     request = Request(args.tokens, sampler, args.seed, args.window, 8, decoder)
     return stream_parts(model, prompt, request)

@@ -9,10 +9,13 @@ looped middle of a transformer, and the core of Geiping et al. 2025. Schemes tha
 increments of a block (parallel composition, Runge-Kutta) take those of all L layers together.
 """
 
+import dataclasses
+
 import jax
 from jaxtyping import PRNGKeyArray
 
 from qkvflow.blocks.base import Block
+from qkvflow.blocks.kernels.norm import init_norm
 from qkvflow.fields.base import MakeBlock
 from qkvflow.fields.shared import Shared
 from qkvflow.zoo.config import ModelConfig
@@ -26,4 +29,9 @@ def cycle(layers: list[Block]) -> Shared:
 
 @FIELDS.register("cycle")
 def make_cycle(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Shared:
-    return cycle([make_block(each) for each in jax.random.split(key, config.layers_per_loop)])
+    layers = [make_block(each) for each in jax.random.split(key, config.layers_per_loop)]
+    if config.loop_norm:
+        *others, last = layers[-1].branches
+        norm = init_norm(config.norm, config.d_model, bias=config.bias, eps=config.norm_eps)
+        layers[-1] = Block((*others, dataclasses.replace(last, outer=norm)))
+    return cycle(layers)

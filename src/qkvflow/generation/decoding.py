@@ -89,6 +89,7 @@ class Apart:
         rows = Rows(newest.shape[0], 1, start)
         x, left = model.embed(newest, rows), []
         for segment, stacks, states in zip(model.segments, self.blocks, caches, strict=True):
+            x = segment.entered(x)
             before, made = segment.before(x, model.compute_dtype), []
             x = segment.first(x, rows)
             for blocks, state in zip(stacks, states, strict=True):

@@ -4,7 +4,8 @@ After every step the state is read as if it were the last (the logit lens), and 
 leaves depth when
 
     entropy  the predictive distribution's entropy is below a threshold, in nats, or
-    change   its total variation distance to that of the step before is below a threshold.
+    change   its total variation distance to that of the step before is below a threshold, or
+    exit     the exit probabilities of a model with an exit gate add up to a threshold.
 
 A later token still asks for this token's keys and values at the depths it skipped. They are
 made from the state at which it left, as if it had gone on with increments of zero (as in
@@ -68,6 +69,7 @@ def _put(caches: Array, new: Array, step: Int[Array, ""], start: Int[Array, ""])
 class EarlyExit(AbstractDecoder):
     entropy: Float[Array, ""]
     change: Float[Array, ""]
+    exit: Float[Array, ""]
 
     def settled(
         self, now: Float[Array, "batch vocab"], before: Float[Array, "batch vocab"]
@@ -114,16 +116,20 @@ class EarlyExit(AbstractDecoder):
             )
 
         def look(carry: Any) -> Any:
-            i, x, caches, left, depths, logits, last, slots = carry
+            i, x, caches, left, depths, logits, last, stay, slots = carry
             x, caches = step(i, x, caches, left)
             end, made = finish(x)
             slots = jax.tree.map(lambda old, new: _where(left, old, new), slots, made)
-            new = model.logits(end)
+            h = model.norm.at(1.0)(end)
+            new = model.project(h)
+            if model.exit_gate is not None:
+                stay = stay * jax.nn.sigmoid(-model.exit_gate(h)[:, 0])
             now = jax.nn.softmax(new, axis=-1)
             logits = jnp.where(left[:, None], logits, new)
             depths = depths + jnp.where(left, 0, 1)
-            left = left | (self.settled(now, last) & ~given)
-            return i + 1, x, caches, left, depths, logits, now, slots
+            done = (self.exit > 0.0) & (1.0 - stay >= self.exit)
+            left = left | ((self.settled(now, last) | done) & ~given)
+            return i + 1, x, caches, left, depths, logits, now, stay, slots
 
         def fill(carry: Any) -> Any:
             i, caches = carry
@@ -131,7 +137,7 @@ class EarlyExit(AbstractDecoder):
 
         # Before the first step there is no prediction: a distance that is below no threshold.
         nowhere = jnp.full((batch, model.vocab_size), jnp.inf)
-        i, x, inner, _, depths, logits, _, slots = jax.lax.while_loop(
+        i, x, inner, _, depths, logits, _, _, slots = jax.lax.while_loop(
             lambda carry: (carry[0] < model.num_steps) & ~jnp.all(carry[3]),
             look,
             (
@@ -142,6 +148,7 @@ class EarlyExit(AbstractDecoder):
                 jnp.zeros(batch, jnp.int32),
                 jnp.zeros((batch, model.vocab_size), jnp.float32),
                 nowhere,
+                jnp.ones(batch, jnp.float32),
                 jax.tree.map(jnp.zeros_like, jax.eval_shape(finish, e)[1]),
             ),
         )
@@ -155,27 +162,29 @@ def _where(left: Bool[Array, " batch"], old: Array, new: Array) -> Array:
     return jnp.where(left.reshape(1, -1, *(1,) * (old.ndim - 2)), old, new)
 
 
-def make_early_exit(*, entropy: float = 0.0, change: float = 0.0) -> EarlyExit:
-    """Leave when either is below its threshold; 0 never is."""
-    for name, value in (("entropy", entropy), ("change", change)):
+def make_early_exit(*, entropy: float = 0.0, change: float = 0.0, exit: float = 0.0) -> EarlyExit:
+    """Leave when any of them has reached its threshold; 0 is never reached."""
+    for name, value in (("entropy", entropy), ("change", change), ("exit", exit)):
         if not 0.0 <= value < float("inf"):
             raise UserError(f"the threshold of {name} must be 0 or positive, not {value}")
-    return EarlyExit(jnp.float32(entropy), jnp.float32(change))
+    return EarlyExit(jnp.float32(entropy), jnp.float32(change), jnp.float32(exit))
 
 
-def check_scheme(model: LanguageModel) -> None:
-    """Early exit needs steps to skip."""
+def check_scheme(model: LanguageModel, rule: EarlyExit) -> None:
+    """Early exit needs steps to skip, and the rule `exit` a gate."""
+    if float(rule.exit) > 0.0 and model.exit_gate is None:
+        raise UserError("this model has no exit gate; use entropy=X or change=X")
     if not isinstance(model.scheme, AbstractStepScheme):
         raise UserError("an adaptive scheme chooses its own depth; use a fixed one")
 
 
 def parse_early_exit(text: str) -> EarlyExit:
-    """`entropy=0.5`, `change=0.01`, or both with a comma between."""
+    """`entropy=0.5`, `change=0.01`, `exit=0.5`, or several with a comma between."""
     options: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in ("entropy", "change"):
-            raise unknown("early exit rule", name, ("entropy=X", "change=X"))
+        if name not in ("entropy", "change", "exit"):
+            raise unknown("early exit rule", name, ("entropy=X", "change=X", "exit=X"))
         try:
             options[name] = float(value)
         except ValueError:
@@ -210,7 +219,7 @@ def generate_early_exit(
     batch_size: int = 64,
 ) -> Exited:
     """`generate` with early exit; prompts are read at full depth."""
-    check_scheme(model)
+    check_scheme(model, rule)
     sampler = make_sampler(temperature=temperature, top_k=top_k, top_p=top_p)
     texts = check(model, prompts, num_tokens, window=window)
     tokens: list[list[int]] = [[] for _ in texts]
@@ -253,7 +262,7 @@ def exit_quality(
     tokens = jnp.asarray(tokens, jnp.int32)
     if tokens.shape[1] < 2:
         raise UserError("a text of at least 2 tokens is needed")
-    check_scheme(model)
+    check_scheme(model, rule)
     numbers = _quality(precompute(model), rule, tokens)
     return Quality(*map(float, numbers), num_steps=model.num_steps)
 

@@ -58,6 +58,8 @@ def unrolled(model: LanguageModel, config: ModelConfig) -> tuple[LanguageModel, 
         depth_dial="refine",
         lora="none",
         final_norm="plain",
+        residual_scale=None,
+        exit_gate=False,
     )
     same = dataclasses.replace(
         model,
@@ -69,6 +71,7 @@ def unrolled(model: LanguageModel, config: ModelConfig) -> tuple[LanguageModel, 
         prelude=(),
         coda=(),
         depth_dial="refine",
+        exit_gate=None,
     )
     return same, plain
 
@@ -82,6 +85,12 @@ def _unit(mixers: tuple[str, ...]) -> tuple[str, ...]:
 def _layers(segment: Segment, branches: int) -> Block:
     """The layers of all steps of a segment, of so many branches each, along the leading axis."""
     (blocks,) = segment.stacks()
+    others = [each.norm is None or each.after or each.outer for each in blocks.branches]
+    if any(others) or segment.norm is not None:
+        raise UserError(
+            "stacks of layers here have one norm before every branch and no other; this model has "
+            "norms elsewhere (norm_placement, loop_norm, coda_norm), or steps that are no layers"
+        )
     blocks = jax.tree.map(
         lambda each: _scaled(each, segment.horizon / segment.num_steps), blocks, is_leaf=is_weights
     )

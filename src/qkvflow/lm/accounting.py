@@ -25,7 +25,7 @@ def count(tree: Any) -> int:
 
 class Parameters(NamedTuple):
     """Numbers of trained parameters. Blocks are those of all segments, with the injection; the
-    head includes the final norm."""
+    head includes the final norm and an exit gate."""
 
     total: int
     embedding: int
@@ -36,7 +36,7 @@ class Parameters(NamedTuple):
 def count_parameters(model: LanguageModel) -> Parameters:
     embedding = count(model.embedding) + count(model.positions)
     blocks = count((model.prelude, model.field, model.injection, model.coda))
-    head = count(model.head) + count(model.norm)
+    head = count((model.head, model.norm, model.exit_gate))
     return Parameters(embedding + blocks + head, embedding, blocks, head)
 
 
@@ -94,17 +94,23 @@ def count_flops(
 
     `evaluations` is how many an adaptive scheme of the core was found to make.
     """
-    blocks = making = 0.0
+    blocks = making = coda = 0.0
     for index, segment in enumerate(model.segments):
         found = evaluations if index == len(model.prelude) else None
         times = _evaluations(segment) if found is None else found
-        blocks += times * _block(segment).flops_per_token(context or model.context)
-        blocks += segment.num_steps * segment.injection.flops_per_token()
+        cost = times * _block(segment).flops_per_token(context or model.context)
+        cost += segment.num_steps * segment.injection.flops_per_token()
+        blocks += cost
+        coda += cost if index > len(model.prelude) else 0
         making += (_made(segment) if found is None else found) * _generation(segment)
     blocks = round(blocks)
-    forward = blocks + 2 * model.d_model * model.vocab_size
+    head = 2 * model.d_model * model.vocab_size
+    forward = blocks + head
     again = {"none": 0, "block": 1, "everything": 2}[model.remat]
     training = 3 * forward + again * blocks
+    if model.exit_gate is not None:
+        # Coda and head read the state after every step.
+        training += round(3 * (model.num_steps - 1) * (head + coda))
     return Flops(forward, training, round(making))
 
 

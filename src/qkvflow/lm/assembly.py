@@ -6,8 +6,8 @@ import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray
 
-from qkvflow.blocks.base import Block, Branch
-from qkvflow.blocks.kernels.norm import init_norm
+from qkvflow.blocks.base import AbstractNorm, Block, Branch, Linear, init_linear
+from qkvflow.blocks.kernels.norm import NoNorm, init_norm
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, FrozenTime, PerLayer, Shared, init_hypernet, init_lora
 from qkvflow.fields.parts.time import features_of
@@ -61,14 +61,17 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
         remat=config.remat,
         compute_dtype=config.compute_dtype,
         prelude=_own_layers(config, config.prelude, jax.random.fold_in(key, 1)),
-        coda=_own_layers(config, config.coda, jax.random.fold_in(key, 2)),
+        coda=_own_layers(config, config.coda, jax.random.fold_in(key, 2), config.coda_norm),
         injection=INJECTIONS[config.injection](config, jax.random.fold_in(key, 3)),
         core_init=config.core_init,
         depth_dial=config.depth_dial,
+        exit_gate=_exit_gate(config, jax.random.fold_in(key, 4)),
     )
 
 
-def _own_layers(config: ModelConfig, num_layers: int, key: PRNGKeyArray) -> tuple[Segment, ...]:
+def _own_layers(
+    config: ModelConfig, num_layers: int, key: PRNGKeyArray, norm: bool = False
+) -> tuple[Segment, ...]:
     """Residual layers with weights of their own: a prelude or a coda."""
     if not num_layers:
         return ()
@@ -80,22 +83,44 @@ def _own_layers(config: ModelConfig, num_layers: int, key: PRNGKeyArray) -> tupl
             make_scheme("residual"),
             num_layers,
             float(num_layers),
+            norm=_init_norm(config) if norm else None,
         ),
+    )
+
+
+def _exit_gate(config: ModelConfig, key: PRNGKeyArray) -> Linear | None:
+    return (
+        init_linear(config.d_model, 1, bias=True, std=0.02, key=key) if config.exit_gate else None
     )
 
 
 def _horizon(config: ModelConfig) -> float:
     if config.horizon is not None:
         return config.horizon
+    if config.residual_scale is not None:
+        return config.residual_scale / config.loop_layers**0.5
     return default_horizon(config.scheme, config.num_steps)
 
 
 def _final_norm(config: ModelConfig, key: PRNGKeyArray) -> AbstractField:
-    norm = init_norm(config.norm, config.d_model, bias=config.bias, eps=config.norm_eps)
-    if config.final_norm == "plain":
+    norm = _init_norm(config) if config.final_norm != "none" else NoNorm()
+    if config.final_norm != "time":
         return Shared(norm)
     key_features, key = jax.random.split(key)
     return init_hypernet(norm, features_of(config, key_features), d_time=config.d_time, key=key)
+
+
+_PLACES = {
+    "pre": ("norm",),
+    "sandwich": ("norm", "after"),
+    "post": ("outer",),
+    "pre-post": ("norm", "outer"),
+}
+"""Which norms of a `Branch` there are."""
+
+
+def _init_norm(config: ModelConfig) -> AbstractNorm:
+    return init_norm(config.norm, config.d_model, bias=config.bias, eps=config.norm_eps)
 
 
 def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
@@ -109,8 +134,9 @@ def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
     out_scale = (2.0 * max(1.0, increments)) ** -0.5
     branches = []
     for name, each in zip(config.mixers, jax.random.split(key, len(config.mixers)), strict=True):
-        norm = init_norm(config.norm, config.d_model, bias=config.bias, eps=config.norm_eps)
-        branches.append(Branch(norm, MIXERS[name](config, out_scale, each), config.dropout))
+        mixer = MIXERS[name](config, out_scale, each)
+        norms = {place: _init_norm(config) for place in _PLACES[config.norm_placement]}
+        branches.append(Branch(norms.pop("norm", None), mixer, config.dropout, **norms))
     return Block(tuple(branches))
 
 

@@ -78,6 +78,48 @@ def token_losses_and_gaps(
     )
 
 
+def exit_losses(
+    model: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    key: PRNGKeyArray | None = None,
+    edges: Float[Array, " edges"] | None = None,
+) -> tuple[Float[Array, "*batch seq"], Float[Array, "*batch seq"], Float[Array, "*batch seq"]]:
+    """For a model with an exit gate, at every token: the cross-entropy expected over exits, the
+    entropy of the exit distribution, and the cross-entropy after the last step."""
+    h = model.readings(tokens, key=key, edges=edges)
+    assert model.exit_gate is not None
+    log_p = exit_log_probabilities(jax.vmap(model.exit_gate)(h)[..., 0])
+    shape, steps = tokens.shape, h.shape[0]
+
+    def entropies(h: Array, targets: Array) -> Array:
+        return _cross_entropy(model.project(h), targets)
+
+    each = _by_pieces(
+        entropies,
+        (steps, *shape),
+        model.vocab_size,
+        model.max_logits,
+        h.reshape(-1, model.d_model),
+        jnp.tile(targets.reshape(-1), steps),
+    )
+    log_p = log_p.reshape(steps, *shape)
+    p = jnp.exp(log_p)
+    return jnp.sum(p * each, axis=0), -jnp.sum(p * log_p, axis=0), each[-1]
+
+
+def exit_log_probabilities(
+    gates: Float[Array, "depth rows"],
+) -> Float[Array, "depth rows"]:
+    """log p_i = log lambda_i + sum_{j<i} log(1 - lambda_j), lambda the sigmoid of the gate; what is
+    left at the last step leaves there."""
+    stay = jnp.cumsum(jax.nn.log_sigmoid(-gates[:-1]), axis=0)
+    before = jnp.concatenate([jnp.zeros_like(gates[:1]), stay])
+    leave = jnp.concatenate([jax.nn.log_sigmoid(gates[:-1]), jnp.zeros_like(gates[:1])])
+    return before + leave
+
+
 def _last_states(
     model: LanguageModel,
     tokens: Int[Array, "*batch seq"],

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from qkvflow.blocks.base import Rows, dropout, place
+from qkvflow.blocks.base import Linear, Rows, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
 from qkvflow.fields.wrappers.precomputed import precompute
@@ -58,6 +58,8 @@ class LanguageModel(eqx.Module):
     depth_dial: str = eqx.field(static=True, default="refine")
     """What another number of steps means: refine (the horizon stays) or repeat (a step's length
     does)."""
+    exit_gate: Linear | None = None
+    """Logit of leaving depth after a step, from what the head would read there."""
 
     @property
     def core(self) -> Segment:
@@ -163,6 +165,19 @@ class LanguageModel(eqx.Module):
     def read(self, x: Float[Array, "rows d_model"], rows: Rows) -> Float[Array, "rows vocab"]:
         """Logits from a state of the core, as if it were its last: coda, norm and head."""
         return self.logits(self._finish(x, rows))
+
+    def readings(
+        self,
+        tokens: Int[Array, "*batch seq"],
+        *,
+        key: PRNGKeyArray | None = None,
+        edges: Float[Array, " edges"] | None = None,
+    ) -> Float[Array, "depth rows d_model"]:
+        """What the head reads after every step of the core, as if it were the last."""
+        states = self.integrate(tokens, key=key, save=True, edges=edges).trajectory
+        assert states is not None
+        norm, rows = self.norm.at(1.0), _rows(tokens)
+        return jax.vmap(lambda x: norm(self._finish(x, rows, key)))(states[1:])
 
     def trajectory(
         self, tokens: Int[Array, "*batch seq"]

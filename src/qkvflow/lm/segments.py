@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from qkvflow.blocks.base import Block, Rows, cast_matrices
+from qkvflow.blocks.base import AbstractNorm, Block, Rows, cast_matrices
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
 from qkvflow.fields.wrappers.precomputed import precompute
@@ -45,6 +45,12 @@ class Segment(eqx.Module):
     injection: AbstractInjection = NoInjection()
     start: str = eqx.field(static=True, default="input")
     """The first state: input (the state before the segment), zeros or noise."""
+    norm: AbstractNorm | None = None
+    """Of the state before the segment; None: as it comes."""
+
+    def entered(self, e: Hidden) -> Hidden:
+        """The state that the segment is given, of the one before it."""
+        return e if self.norm is None else self.norm(e)
 
     def first(self, e: Hidden, rows: Rows, *, key: PRNGKeyArray | None = None) -> Hidden:
         """The first state. Noise is drawn from the key in training; without one it is that of the
@@ -82,6 +88,7 @@ class Segment(eqx.Module):
     ) -> Solution:
         """From the state before the segment to the one after; `key` is for noise, `dtype` for
         matrix products, the rest for `AbstractScheme.integrate`."""
+        e = self.entered(e)
         return self.scheme.integrate(
             self.field,
             self.first(e, rows, key=key),

@@ -123,6 +123,9 @@ class TrainConfig:
     consistency: float = option(
         0.0, "Weight of the penalty on the distance between predictions at N and at 2N depth steps."
     )
+    exit_entropy: float = option(
+        0.1, "Weight of the entropy of the exit distribution, for models with exit_gate."
+    )
     samples: str = option(
         "evaluations",
         "Generated text in samples.txt: at evaluations, last (of the selected weights) or none.",
@@ -136,7 +139,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
         positive += ("log_every", "steps_per_dispatch", "max_skipped", "backprop_steps")
-        _check(self, "train", positive=positive, at_least_zero=("seed", "consistency"))
+        _check(self, "train", positive=positive, at_least_zero=("seed", "consistency", "exit_entropy"))
         parse_jitter(self.depth_jitter)
         parse_depths(self.eval_depths)
         parse_recurrence(self.recurrence)
@@ -305,6 +308,11 @@ def _check_together(config: RunConfig) -> None:
         raise UserError(
             "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
             "its own steps; choose another --model.scheme"
+        )
+    if config.model.config.exit_gate and (train.consistency or train.backprop_steps is not None):
+        raise UserError(
+            "a model with exit_gate is trained on all of its steps; leave train.consistency and "
+            "train.backprop_steps out, or give model.exit_gate false"
         )
     check_recurrence(
         train.recurrence,

@@ -227,9 +227,8 @@ class AbstractStepScheme(AbstractScheme):
         ts = stage_times(num_steps, self.stages)[:, 0]
         blocks = eqx.filter_eval_shape(lambda field: field.stack(ts), field)
         block = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), blocks)
-        d_model = block.branches[0].norm.scale.shape[-1]
         fresh = InitCaches(batch, length, dtype)
-        self.step((block,) * len(self.stages), jnp.zeros((1, d_model)), 1.0, fresh)
+        self.step((block,) * len(self.stages), jnp.zeros((1, 1)), 1.0, fresh)
         return jax.tree.map(
             lambda leaf: jnp.zeros((num_steps, *leaf.shape), leaf.dtype), fresh.finish()
         )

@@ -4,6 +4,8 @@
                  for the first and the last (Tong et al.'s code), so weights are asked for at
                  every t
     4-8          the number of steps itself is drawn, uniformly, from a few
+    exits        for a model with an exit gate (LoopLM, arXiv 2510.25741): sum_i p_i CE_i - w H(p),
+                 p the exit distribution over steps, H its entropy
     consistency  cross-entropy + w KL(p_N || p_2N): the predictions at N and at 2N steps are drawn
                  to each other. Both are differentiated: the coarse grid has the data to hold on
                  to, the fine one has only the coarse one
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qkvflow.lm import LanguageModel, count_flops
-from qkvflow.lm.loss import token_losses, token_losses_and_gaps
+from qkvflow.lm.loss import exit_losses, token_losses, token_losses_and_gaps
 from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import Jitter, parse_jitter
 from qkvflow.schemes import shifted_edges
@@ -35,12 +37,13 @@ Branch = Callable[[Any, Any], tuple[Array, Array]]
 """The objective at one number of steps, of the model's arrays and what else is given."""
 
 
-def make_objective(train: TrainConfig) -> Objective:
-    """The objective of a configuration; the plain one where nothing is asked for."""
+def make_objective(train: TrainConfig, *, exits: bool = False) -> Objective:
+    """The objective of a configuration; the plain one where nothing is asked for. `exits` says
+    that the model has an exit gate."""
     if train.backprop_steps is not None:
         return truncated(train, train.backprop_steps)
     jitter, weight = parse_jitter(train.depth_jitter), train.consistency
-    if jitter == Jitter() and not weight:
+    if jitter == Jitter() and not weight and not exits:
         return plain if train.trainable == "all" else _frozen(train.trainable)
 
     def objective(
@@ -55,7 +58,7 @@ def make_objective(train: TrainConfig) -> Objective:
                 inputs, targets, key, share = given
                 changed = freeze(eqx.combine(arrays, static), train.trainable).at_depth(number)
                 edges = shifted_edges(number, share) if jitter.offset else None
-                return _value(changed, inputs, targets, key, edges, weight)
+                return _value(changed, inputs, targets, key, edges, train)
 
             return value
 
@@ -105,15 +108,18 @@ def _value(
     targets: Array,
     key: Any,
     edges: Float[Array, " edges"] | None,
-    weight: float,
+    train: TrainConfig,
 ) -> tuple[Array, Array]:
-    if not weight:
+    if model.exit_gate is not None:
+        expected, spread, last = exit_losses(model, inputs, targets, key=key, edges=edges)
+        return jnp.mean(expected - train.exit_entropy * spread), jnp.mean(last)
+    if not train.consistency:
         entropy = jnp.mean(token_losses(model, inputs, targets, key=key, edges=edges))
         return entropy, entropy
     finer = model.at_depth(2 * model.num_steps)
     entropies, gaps = token_losses_and_gaps(model, finer, inputs, targets, key=key, edges=edges)
     entropy = jnp.mean(entropies)
-    return entropy + weight * jnp.mean(gaps), entropy
+    return entropy + train.consistency * jnp.mean(gaps), entropy
 
 
 def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:

@@ -78,7 +78,7 @@ class Program:
             context=self.config.context if on_device else None,
             grad_accum=train.grad_accum,
             dropout=shape.dropout > 0 or shape.attention_dropout > 0 or shape.core_init == "noise",
-            objective=make_objective(train),
+            objective=make_objective(train, exits=shape.exit_gate),
             shard_batch=self.layout.shard_batch,
             shard_model=self.layout.shard_model,
         )

@@ -15,6 +15,7 @@ GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
 TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
 DIALS = ("refine", "repeat")
+NORM_PLACEMENTS = ("pre", "sandwich", "post", "pre-post")
 CORE_INITS = ("input", "zeros", "noise")
 ACTIVATIONS = ("gelu_tanh", "gelu")
 COMPOSITIONS = ("sequential", "parallel")
@@ -65,6 +66,11 @@ class ModelConfig:
         None,
         "Whole increments the flow adds up to; none means num_steps for residual, 1 for the rest.",
     )
+    residual_scale: float | None = option(
+        None,
+        "lambda: increments of N loops of L layers are scaled by lambda / (N sqrt(L)), which is a "
+        "horizon of lambda / sqrt(L); learning rates then carry over to other N.",
+    )
     tolerance: float = option(1e-3, "Relative and absolute tolerance of the adaptive scheme.")
     frozen_time: float | None = option(
         None, "Hold the field at this depth: the constant-modulation control."
@@ -87,6 +93,11 @@ class ModelConfig:
         "input", "The core's first state: input (the state before it), zeros or noise."
     )
     layers_per_loop: int = option(2, "Distinct layers in one step of the field cycle.")
+    exit_gate: bool = option(
+        False,
+        "A gate after every step of the core: the probability of leaving depth there (LoopLM, "
+        "arXiv 2510.25741), trained with train.exit_entropy.",
+    )
     depth_dial: str = option(
         "refine",
         "What another number of steps means: refine (the same flow, in finer or coarser steps) or "
@@ -104,9 +115,17 @@ class ModelConfig:
     # Flavour
     norm: str = option("layernorm", "layernorm or rmsnorm.")
     norm_eps: float = option(1e-5, "Added to the variance in norms.")
+    norm_placement: str = option(
+        "pre",
+        "Norms of a branch: pre (of its input), sandwich (of input and output), post (of the sum), "
+        "or pre-post (of input and sum, as in Geiping et al. 2025).",
+    )
+    loop_norm: bool = option(False, "A norm at the end of every step of the field cycle.")
+    coda_norm: bool = option(False, "A norm between the core and the coda.")
     final_norm: str = option(
         "plain",
-        "plain, or time: generated from t, as in the time-indexed extension (zaphrode/qkvflow).",
+        "plain; time: generated from t, as in the time-indexed extension (zaphrode/qkvflow); none: "
+        "for a core with loop_norm.",
     )
     bias: bool = option(True, "Biases in linear layers and shifts in LayerNorm.")
     attention_bias: bool | None = option(None, "Biases in the attention; none means as `bias`.")
@@ -169,7 +188,8 @@ class ModelConfig:
         for each in dataclasses.fields(self):
             object.__setattr__(self, each.name, _typed(each, getattr(self, each.name)))
         _choose("norm", self.norm, ("layernorm", "rmsnorm"))
-        _choose("final_norm", self.final_norm, ("plain", "time"))
+        _choose("final_norm", self.final_norm, ("plain", "time", "none"))
+        _choose("norm_placement", self.norm_placement, NORM_PLACEMENTS)
         _choose("positions", self.positions, ("learned", "rope", "none"))
         _choose("compute_dtype", self.compute_dtype, ("float32", "bfloat16"))
         _choose("depth dial", self.depth_dial, DIALS)
@@ -210,12 +230,34 @@ class ModelConfig:
         for name in ("prelude", "coda"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more layers, not {getattr(self, name)}")
+        self._check_norms()
+        self._check_loops()
         if self.frozen_time is not None and not 0.0 <= self.frozen_time <= 1.0:
             raise UserError(f"frozen_time must be in [0, 1], not {self.frozen_time}")
         if "attention" in self.mixers:
             self._check_heads()
         if "selective-ssm" in self.mixers:
             self._check_selective()
+
+    def _check_norms(self) -> None:
+        if self.coda_norm and not self.coda:
+            raise UserError("coda_norm needs a coda; give coda 1 or more, or leave it out")
+        if self.loop_norm and (self.field != "cycle" or self.norm_placement.endswith("post")):
+            raise UserError(
+                "loop_norm is for the field cycle and norm_placement pre or sandwich; a norm of "
+                "the sum ends every other loop already"
+            )
+
+    def _check_loops(self) -> None:
+        if self.residual_scale is not None and self.horizon is not None:
+            raise UserError("residual_scale and horizon say the same thing; give one of them")
+        if self.residual_scale is not None and self.depth_dial == "repeat":
+            raise UserError(
+                "residual_scale makes increments smaller as loops become more; choose depth_dial "
+                "refine with it"
+            )
+        if self.exit_gate and self.scheme == "adaptive":
+            raise UserError("exit_gate needs steps to leave after; choose a fixed scheme")
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.d_model % self.num_heads:
@@ -261,6 +303,11 @@ class ModelConfig:
     def layers(self) -> int:
         """Of a field that stores values for each layer."""
         return self.num_steps if self.num_layers is None else self.num_layers
+
+    @property
+    def loop_layers(self) -> int:
+        """Layers of their own in one step of the core."""
+        return self.layers_per_loop if self.field == "cycle" else 1
 
     @property
     def kv_heads(self) -> int:

@@ -43,21 +43,39 @@ _MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Looped models. Each differs from its paper's in the blocks (pre-norm, as all of ours), and has the
-# number of loops that its size gives.
+# Looped models, each with the number of loops that its size gives. docs/looped.md says what each
+# was checked against, and where it differs from its paper.
 _LOOPED: dict[str, Any] = {"field": "cycle", "prelude": 2, "coda": 2, "depth_dial": "repeat"}
 _MODELS |= {
     # Middle layers run twice (arXiv 2609.01343): of 8 layers the middle 4.
     "cycle": {**_LOOPED, "layers_per_loop": 4, "num_steps": 2},
-    # Geiping et al. 2025: e = P(tokens), s_0 noise, s_i = R([s_{i-1}; e] A), logits C(s_r), with
-    # 2, 4 and 2 layers. Theirs has norms after every branch as well and after every loop.
+    # Geiping et al. 2025: e = P(tokens), s_0 noise, s_i = R([s_{i-1}; e] A), logits C(norm(s_r)),
+    # with 2, 4 and 2 layers of norms before every branch and of every sum. Agrees with the authors'
+    # code (seal-rg/recurrent-pretraining) on the same weights, with attention_bias for its biases
+    # of queries and keys and tied false for the factor sqrt(d_model) of its embedding.
     "huginn": {
         **_LOOPED,
         **_LLAMA,
         "tied": True,
+        "norm_placement": "pre-post",
+        "coda_norm": True,
+        "rotary_base": 50000.0,
         "layers_per_loop": 4,
         "injection": "concat",
         "core_init": "noise",
+    },
+    # LoopLM, Ouro (arXiv 2510.25741): the whole stack four times, norms on both sides of a branch
+    # and one at the end of every loop, from which head and exit gate read.
+    "ouro": {
+        **_LLAMA,
+        "field": "cycle",
+        "layers_per_loop": 6,
+        "num_steps": 4,
+        "depth_dial": "repeat",
+        "norm_placement": "sandwich",
+        "loop_norm": True,
+        "final_norm": "none",
+        "exit_gate": True,
     },
     # Parcae (arXiv 2604.12946): s_i = R(exp(-delta A) s_{i-1} + delta B e), A and delta positive;
     # written from that equation, with A, delta and B diagonal.

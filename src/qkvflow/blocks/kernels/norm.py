@@ -39,6 +39,15 @@ class RMSNorm(AbstractNorm):
         return rms_norm(x, self.scale, self.eps)
 
 
+class NoNorm(AbstractNorm):
+    """y = x, for a state that is normalised already."""
+
+    roles: ClassVar[dict[str, Role]] = {}
+
+    def __call__(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
+        return x
+
+
 def init_norm(kind: str, d_model: int, *, bias: bool, eps: float) -> AbstractNorm:
     """Scale 1, shift 0. `bias` gives LayerNorm its shift."""
     scale = jnp.ones(d_model)
