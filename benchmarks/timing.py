@@ -10,17 +10,21 @@ import numpy as np
 
 
 def interleave(
-    contenders: Mapping[str, Callable[[], None]], *, rounds: int, repeats: int = 1
+    contenders: Mapping[str, Callable[[], None]],
+    *,
+    rounds: int,
+    repeats: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, np.ndarray]:
     """Seconds per call of each contender in each round, after one round to warm up."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, call in contenders.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats):
                 call()
             if number:
-                seconds[name].append((time.perf_counter() - start) / repeats)
+                seconds[name].append((clock() - start) / repeats)
     return {name: np.asarray(values) for name, values in seconds.items()}
 
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import equinox as eqx
@@ -19,11 +20,11 @@ import qkvflow
 from qkvflow.errors import UserError
 from qkvflow.fields.base import rms, take
 from qkvflow.generation.early_exit import exit_quality, make_early_exit
-from qkvflow.lm import LanguageModel, count_parameters, token_losses
+from qkvflow.lm import LanguageModel, count_flops, count_parameters, token_losses
 from qkvflow.lm.assembly import abstract
 from qkvflow.lm.loss import exit_losses
 from qkvflow.runs.config import TrainConfig
-from qkvflow.training.objective import make_objective
+from qkvflow.training.objective import make_objective, step_flops
 from qkvflow.zoo import configure, entry
 
 KEY = jax.random.key(0)
@@ -31,6 +32,8 @@ NARROW: dict[str, Any] = {"d_model": 16, "num_heads": 2, "num_steps": 2, "contex
 SHAPES: dict[str, dict[str, Any]] = {
     "huginn": {"prelude": 1, "layers_per_loop": 2, "coda": 1},
     "ouro": {"layers_per_loop": 2},
+    "universal": {},
+    "loopformer": {"layers_per_loop": 2, "d_time": 6, "num_frequencies": 2},
 }
 
 
@@ -176,6 +179,97 @@ def test_ouro_leaves_where_its_exits_add_up():
         exit_quality(small("huginn"), tokens, make_early_exit(exit=0.5))
 
 
+def test_universal():
+    """H <- H + P_i + P_k, A = norm(H + attention(H)), H = norm(A + transition(A))."""
+    model, tokens = small("universal", num_steps=3), random_tokens(7)
+    width = model.d_model
+
+    def coordinate(index: int) -> State:
+        return np.array(
+            [
+                (np.sin, np.cos)[channel % 2](index / 10000 ** ((channel - channel % 2) / width))
+                for channel in range(width)
+            ]
+        )
+
+    positions = np.stack([coordinate(i) for i in range(7)])
+    block: Any = model.field.at(1.0)
+    x = width**0.5 * plain.array(model.embedding)[np.asarray(tokens)]
+    for step in (1, 2, 3):
+        x = x + positions + coordinate(step)
+        for branch in block.branches[1:]:
+            x = STEPS["post"](x, branch)
+    expected = head(model, plain.norm(x, model.norm.at(1.0)))
+    np.testing.assert_allclose(run(model, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def loopformer(model: LanguageModel, tokens: Array, edges: list[float]) -> State:
+    """What the head reads, with steps between these depths."""
+    field: Any = model.field
+
+    def features(t: float) -> list[float]:
+        angles = 2 * np.pi * t * np.geomspace(0.25, 4.0, 2)
+        return [t, *np.sin(angles), *np.cos(angles)]
+
+    def silu(x: State) -> State:
+        return x / (1 + np.exp(-x))
+
+    x = plain.array(model.embedding)[np.asarray(tokens)]
+    x = x + plain.array(model.positions)[: len(tokens)]
+    for begin, end in pairwise(edges):
+        both = np.array([features(end) + features(end - begin)])
+        inner = silu(plain.linear(both, field.embedding.first))
+        c = silu(plain.linear(inner, field.embedding.second))
+        modulations = iter([plain.linear(c, each)[0] for each in field.maps.linears])
+        for branch in field.block.branches:
+            scale = plain.array(branch.norm.scale) + next(modulations)
+            gate = plain.array(branch.after.scale) + next(modulations)
+            h = x / np.sqrt((x**2).mean(-1, keepdims=True) + branch.norm.eps) * scale
+            x = x + (end - begin) * model.horizon * gate * plain.mix(h, branch.mixer)
+    return plain.norm(x, model.norm.at(1.0))
+
+
+def test_loopformer():
+    model, tokens = small("loopformer", num_steps=4), random_tokens(7)
+    expected = head(model, loopformer(model, tokens, [0, 0.25, 0.5, 0.75, 1]))
+    np.testing.assert_allclose(run(model, tokens), expected, rtol=1e-4, atol=1e-4)
+    # A field that knows how long its step is does another thing in a longer one.
+    coarse = head(model, loopformer(model, tokens, [0, 0.5, 1]))
+    np.testing.assert_allclose(run(model.at_depth(2), tokens), coarse, rtol=1e-4, atol=1e-4)
+    blind = eqx.tree_at(lambda m: m.field, model.at_depth(2), model.field)
+    assert np.abs(run(blind, tokens) - coarse).max() > 1e-2
+
+
+def test_the_shortcut_of_loopformer():
+    """CE_N + w (CE_M + mean square of h_N - h_M), at a grid that groups the N steps."""
+    model, tokens = small("loopformer", num_steps=4), random_tokens(8)
+    train = TrainConfig(shortcut=0.3, depth_jitter="2")
+    objective = eqx.filter_jit(make_objective(train))
+    given, wanted = tokens[:-1], np.asarray(tokens[1:])
+
+    def entropy(h: State) -> float:
+        z = head(model, h)
+        return float(np.mean(np.log(np.exp(z).sum(-1)) - z[np.arange(7), wanted]))
+
+    whole = loopformer(model, given, [0, 0.25, 0.5, 0.75, 1])
+    values = []
+    for cut in (0.25, 0.5, 0.75):
+        short = loopformer(model, given, [0, cut, 1])
+        distance = np.mean((whole - short) ** 2)
+        values.append(entropy(whole) + 0.3 * (entropy(short) + distance))
+    drawn = set()
+    for seed in range(6):
+        total, reported = objective(
+            model, given[None], tokens[None, 1:], key=None, depth_key=jax.random.key(seed)
+        )
+        assert float(reported) == pytest.approx(entropy(whole), rel=1e-4)
+        drawn.add(int(np.argmin(np.abs(np.array(values) - float(total)))))
+        assert np.abs(np.array(values) - float(total)).min() < 1e-4 * abs(float(total))
+    assert len(drawn) > 1
+    run_flops = [count_flops(model.at_depth(n)).per_step(7) for n in (4, 2)]
+    assert step_flops(train, model, 7) == sum(run_flops)
+
+
 # A vocabulary and a shape for each; published sizes are of all parameters, embeddings included.
 PUBLISHED: dict[str, tuple[str, int, dict[str, Any], int]] = {
     "ouro-1.4b": ("ouro", 49152, {"layers_per_loop": 24, "mlp_ratio": 5632 / 2048}, 1_434_652_673),
@@ -244,7 +338,7 @@ def test_caches_of_looped_entries(name: str):
     ("changes", "message"),
     [
         ({"coda_norm": True}, "needs a coda"),
-        ({"loop_norm": True}, "field cycle"),
+        ({"loop_norm": True}, "fields cycle"),
         ({"norm_placement": "after"}, "norm_placement"),
         ({"residual_scale": 1.0, "horizon": 2.0}, "give one"),
         ({"residual_scale": 1.0, "depth_dial": "repeat"}, "refine"),

@@ -11,10 +11,10 @@ from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS, OPTIMISERS, SCHEMES
 REGISTRIES = {each.kind: each for each in (FIELDS, MIXERS, INJECTIONS, SCHEMES, OPTIMISERS)}
 
 NAMES = {
-    "field": "basis cycle gated gated-generated hypernet low-rank per-layer per-layer-hypernet "
-    "shared",
+    "field": "basis cycle gated gated-generated hypernet low-rank modulated per-layer "
+    "per-layer-hypernet shared universal",
     "mixer": "attention mlp selective-ssm ssm swiglu",
-    "injection": "add concat diagonal none",
+    "injection": "add concat diagonal none skip",
     "scheme": "adaptive euler heun midpoint residual rk4 strang",
     "optimiser": "adamw lion muon schedule-free sgd",
 }

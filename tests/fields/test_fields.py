@@ -58,6 +58,10 @@ def test_at_equals_stack(field: str, block: str):
     shapes = jax.tree.leaves(jax.tree.map(jnp.shape, init_block(config_of(block=block), KEY)))
     if field == "cycle":  # Its block is all layers of a loop.
         shapes *= config_of(field).layers_per_loop
+    if field == "modulated":  # A loop too, with a scale for every branch.
+        shapes = jax.tree.leaves(jax.tree.map(jnp.shape, made.block))
+    if field == "universal":  # The coordinates of the step come first.
+        shapes = [TINY["d_model"], *shapes]
     assert jax.tree.leaves(jax.tree.map(lambda leaf: leaf.shape[1:], stacked)) == shapes
     for i, t in enumerate(jnp.asarray(DEPTHS)):
         assert_trees_close(take(stacked, i), at(made, t))

@@ -65,6 +65,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
         injection=INJECTIONS[config.injection](config, jax.random.fold_in(key, 3)),
         core_init=config.core_init,
         depth_dial=config.depth_dial,
+        scale_embedding=config.scale_embedding,
         exit_gate=_exit_gate(config, jax.random.fold_in(key, 4)),
     )
 

@@ -78,6 +78,29 @@ def token_losses_and_gaps(
     )
 
 
+def token_losses_and_shortcut(
+    model: LanguageModel,
+    shorter: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    key: PRNGKeyArray | None = None,
+    edges: Float[Array, " edges"],
+) -> tuple[Float[Array, "*batch seq"], Float[Array, "*batch seq"], Float[Array, ""]]:
+    """As `token_losses`, of the model and of `shorter`, the same with steps between `edges`, and
+    the mean square by which what the head reads of it differs from the model's own, held fixed."""
+    h, short = _last_states(model, tokens, key, None), _last_states(shorter, tokens, key, edges)
+
+    def both(h: Array, short: Array, targets: Array) -> tuple[Array, Array]:
+        one, other = model.project(h), model.project(short)
+        return _cross_entropy(one, targets), _cross_entropy(other, targets)
+
+    long_losses, short_losses = _by_pieces(
+        both, tokens.shape, model.vocab_size, model.max_logits // 2, h, short, targets.reshape(-1)
+    )
+    return long_losses, short_losses, jnp.mean((jax.lax.stop_gradient(h) - short) ** 2)
+
+
 def exit_losses(
     model: LanguageModel,
     tokens: Int[Array, "*batch seq"],

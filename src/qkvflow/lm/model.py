@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import Linear, Rows, dropout, place
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
+from qkvflow.fields.parts.time import with_steps
 from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.lm.segments import Segment
@@ -58,6 +59,8 @@ class LanguageModel(eqx.Module):
     depth_dial: str = eqx.field(static=True, default="refine")
     """What another number of steps means: refine (the horizon stays) or repeat (a step's length
     does)."""
+    scale_embedding: bool = eqx.field(static=True, default=False)
+    """By sqrt(d_model), before positions (Vaswani et al. 2017)."""
     exit_gate: Linear | None = None
     """Logit of leaving depth after a step, from what the head would read there."""
 
@@ -189,6 +192,8 @@ class LanguageModel(eqx.Module):
 
     def embed(self, tokens: Int[Array, "*batch seq"], rows: Rows) -> Float[Array, "rows d_model"]:
         x = self.embedding[tokens.reshape(-1)]
+        if self.scale_embedding:
+            x = self.d_model**0.5 * x
         if self.positions is None:
             return x
         if rows.seq > self.context:
@@ -225,7 +230,11 @@ class LanguageModel(eqx.Module):
         if self.depth_dial == "repeat":
             horizon *= steps / self.num_steps
         return dataclasses.replace(
-            self, num_steps=steps, horizon=horizon, scheme=scheme or self.scheme
+            self,
+            field=with_steps(self.field, 1.0 / steps),
+            num_steps=steps,
+            horizon=horizon,
+            scheme=scheme or self.scheme,
         )
 
     # Token by token

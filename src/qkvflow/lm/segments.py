@@ -15,11 +15,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractNorm, Block, Rows, cast_matrices
 from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField
+from qkvflow.fields.parts.time import with_steps
 from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme, stage_times
@@ -84,19 +85,21 @@ class Segment(eqx.Module):
         make_apply: Callable[[Any], ApplyBranch],
         dtype: str = "float32",
         key: PRNGKeyArray | None = None,
+        edges: Float[Array, " edges"] | None = None,
         **options: Any,
     ) -> Solution:
         """From the state before the segment to the one after; `key` is for noise, `dtype` for
         matrix products, the rest for `AbstractScheme.integrate`."""
         e = self.entered(e)
         return self.scheme.integrate(
-            self.field,
+            self.field if edges is None else with_steps(self.field, jnp.diff(edges)),
             self.first(e, rows, key=key),
             num_steps=self.num_steps,
             horizon=self.horizon,
             make_apply=make_apply,
             prepare=lambda block: prepared(block, dtype),
             before=self.before(e, dtype),
+            edges=edges,
             **options,
         )
 
@@ -122,16 +125,16 @@ class Segment(eqx.Module):
         first = self.first(e, rows, key=key)
 
         def integrate(segment: Segment, e: Hidden, x: Hidden, first: Any, steps: int, **more: Any):
-            edges = (first + jnp.arange(steps + 1)) / total
+            edges = ((first + jnp.arange(steps + 1)) / total).astype(jnp.float32)
             return segment.scheme.integrate(
-                segment.field,
+                with_steps(segment.field, jnp.diff(edges)),
                 x,
                 num_steps=steps,
                 horizon=horizon,
                 make_apply=make_apply,
                 prepare=lambda block: prepared(block, dtype),
                 before=segment.before(e, dtype),
-                edges=edges.astype(jnp.float32),
+                edges=edges,
                 **more,
             )
 

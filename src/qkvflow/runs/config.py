@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from qkvflow.errors import UserError, unknown
 from qkvflow.runs.depths import (
-    check_recurrence,
+    check_depths,
     parse_depths,
     parse_jitter,
     parse_recurrence,
@@ -123,6 +123,11 @@ class TrainConfig:
     consistency: float = option(
         0.0, "Weight of the penalty on the distance between predictions at N and at 2N depth steps."
     )
+    shortcut: float = option(
+        0.0,
+        "Weight of LoopFormer's shortcut consistency: a second pass of fewer steps of random "
+        "lengths, whose numbers train.depth_jitter gives, is drawn to that of num_steps.",
+    )
     exit_entropy: float = option(
         0.1, "Weight of the entropy of the exit distribution, for models with exit_gate."
     )
@@ -139,7 +144,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         positive = ("steps", "tokens", "batch_size", "grad_accum", "eval_every", "eval_tokens")
         positive += ("log_every", "steps_per_dispatch", "max_skipped", "backprop_steps")
-        _check(self, "train", positive=positive, at_least_zero=("seed", "consistency", "exit_entropy"))
+        _check(self, "train", positive=positive, at_least_zero=("seed", "consistency", "shortcut", "exit_entropy"))
         parse_jitter(self.depth_jitter)
         parse_depths(self.eval_depths)
         parse_recurrence(self.recurrence)
@@ -303,24 +308,7 @@ def _check_data_names(data: DataConfig) -> None:
 def _check_together(config: RunConfig) -> None:
     """Refuse sections that do not go together."""
     train = config.train
-    drawn = train.depth_jitter != "none" or train.consistency
-    if config.model.config.scheme == "adaptive" and drawn:
-        raise UserError(
-            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
-            "its own steps; choose another --model.scheme"
-        )
-    if config.model.config.exit_gate and (train.consistency or train.backprop_steps is not None):
-        raise UserError(
-            "a model with exit_gate is trained on all of its steps; leave train.consistency and "
-            "train.backprop_steps out, or give model.exit_gate false"
-        )
-    check_recurrence(
-        train.recurrence,
-        train.backprop_steps,
-        num_steps=config.model.config.num_steps,
-        otherwise_drawn=bool(drawn),
-        adaptive=config.model.config.scheme == "adaptive",
-    )
+    check_depths(train, config.model.config)
     if train.trainable == "adapters" and config.model.config.lora == "none":
         raise UserError("train.trainable adapters needs a model with adapters; give model.lora")
 

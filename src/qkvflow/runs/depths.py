@@ -3,9 +3,10 @@
 import dataclasses
 import math
 import re
-
+from typing import Any
 
 from qkvflow.errors import UserError
+from qkvflow.zoo import ModelConfig
 
 MOST_NUMBERS = 8
 """Of steps to draw from: each is a branch to compile."""
@@ -114,7 +115,43 @@ def parse_recurrence(text: str) -> Recurrence:
     return Recurrence("range", int(span[1]), int(span[2]))
 
 
-def check_recurrence(
+def check_depths(train: Any, model: ModelConfig) -> None:
+    """Refuse what does not go together in how a configuration trains along depth."""
+    drawn = train.depth_jitter != "none" or bool(train.consistency)
+    adaptive = model.scheme == "adaptive"
+    if adaptive and drawn:
+        raise UserError(
+            "train.depth_jitter and train.consistency need a fixed scheme: an adaptive one finds "
+            "its own steps; choose another --model.scheme"
+        )
+    if model.exit_gate and (train.consistency or train.backprop_steps is not None):
+        raise UserError(
+            "a model with exit_gate is trained on all of its steps; leave train.consistency and "
+            "train.backprop_steps out, or give model.exit_gate false"
+        )
+    if train.shortcut:
+        _check_shortcut(train, model)
+    _check_recurrence(
+        train.recurrence,
+        train.backprop_steps,
+        num_steps=model.num_steps,
+        otherwise_drawn=drawn,
+        adaptive=adaptive,
+    )
+
+
+def _check_shortcut(train: Any, model: ModelConfig) -> None:
+    jitter = parse_jitter(train.depth_jitter)
+    if jitter.offset or not jitter.numbers or max(jitter.numbers) >= model.num_steps:
+        raise UserError(
+            f"train.shortcut needs numbers of steps below the model's {model.num_steps} in "
+            f"train.depth_jitter, such as 1-{max(1, model.num_steps - 1)}, not '{train.depth_jitter}'"
+        )
+    if train.consistency or model.exit_gate:
+        raise UserError("train.shortcut goes with neither train.consistency nor model.exit_gate")
+
+
+def _check_recurrence(
     recurrence: str,
     backprop_steps: int | None,
     *,
@@ -122,7 +159,6 @@ def check_recurrence(
     otherwise_drawn: bool,
     adaptive: bool,
 ) -> None:
-    """Refuse what does not go together."""
     if backprop_steps is None:
         if recurrence != "fixed":
             raise UserError(

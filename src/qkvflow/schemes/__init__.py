@@ -9,7 +9,7 @@ from qkvflow.schemes.base import AbstractScheme, AbstractStepScheme, SchemeOptio
 from qkvflow.schemes.euler import Parallel, Sequential
 from qkvflow.schemes.heun import Heun
 from qkvflow.schemes.midpoint import Midpoint
-from qkvflow.schemes.parts.grid import grid, shifted_edges, stage_times
+from qkvflow.schemes.parts.grid import grid, grouped_edges, shifted_edges, stage_times
 from qkvflow.schemes.rk4 import RK4
 from qkvflow.schemes.strang import Strang
 from qkvflow.zoo.registry import SCHEMES
@@ -44,6 +44,7 @@ __all__ = [
     "Strang",
     "default_horizon",
     "grid",
+    "grouped_edges",
     "make_scheme",
     "shifted_edges",
     "stage_times",

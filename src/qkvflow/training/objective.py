@@ -4,6 +4,10 @@
                  for the first and the last (Tong et al.'s code), so weights are asked for at
                  every t
     4-8          the number of steps itself is drawn, uniformly, from a few
+    shortcut     CE_N + w (CE_M + |h_N - h_M|^2 / D) with M < N steps whose lengths are a random way
+                 of grouping the N, h what the head reads, and h_N held fixed (LoopFormer, Jeddi et
+                 al. 2026, whose code draws the lengths one after another and not uniformly). The
+                 fine grid has the data to hold on to, the coarse one has the fine one
     exits        for a model with an exit gate (LoopLM, arXiv 2510.25741): sum_i p_i CE_i - w H(p),
                  p the exit distribution over steps, H its entropy
     consistency  cross-entropy + w KL(p_N || p_2N): the predictions at N and at 2N steps are drawn
@@ -25,10 +29,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from qkvflow.lm import LanguageModel, count_flops
-from qkvflow.lm.loss import exit_losses, token_losses, token_losses_and_gaps
+from qkvflow.lm.loss import (
+    exit_losses,
+    token_losses,
+    token_losses_and_gaps,
+    token_losses_and_shortcut,
+)
 from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import Jitter, parse_jitter
-from qkvflow.schemes import shifted_edges
+from qkvflow.schemes import grouped_edges, shifted_edges
 from qkvflow.training.recurrence import truncated, truncated_flops
 from qkvflow.training.step import Objective, plain
 from qkvflow.training.trainable import freeze
@@ -56,7 +65,11 @@ def make_objective(train: TrainConfig, *, exits: bool = False) -> Objective:
         def at(number: int) -> Branch:
             def value(arrays: Any, given: Any) -> tuple[Array, Array]:
                 inputs, targets, key, share = given
-                changed = freeze(eqx.combine(arrays, static), train.trainable).at_depth(number)
+                full = freeze(eqx.combine(arrays, static), train.trainable)
+                changed = full.at_depth(number)
+                if train.shortcut:
+                    edges = grouped_edges(full.num_steps, number, key_offset)
+                    return _with_shortcut(full, changed, inputs, targets, key, edges, train)
                 edges = shifted_edges(number, share) if jitter.offset else None
                 return _value(changed, inputs, targets, key, edges, train)
 
@@ -122,6 +135,22 @@ def _value(
     return entropy + train.consistency * jnp.mean(gaps), entropy
 
 
+def _with_shortcut(
+    model: LanguageModel,
+    shorter: LanguageModel,
+    inputs: Array,
+    targets: Array,
+    key: Any,
+    edges: Float[Array, " edges"],
+    train: TrainConfig,
+) -> tuple[Array, Array]:
+    entropies, others, distance = token_losses_and_shortcut(
+        model, shorter, inputs, targets, key=key, edges=edges
+    )
+    entropy = jnp.mean(entropies)
+    return entropy + train.shortcut * (jnp.mean(others) + distance), entropy
+
+
 def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:
     """Of a training step, on average over what it may draw. `model` may be of shapes alone."""
     if train.backprop_steps is not None:
@@ -135,4 +164,7 @@ def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:
         )
         for number in numbers
     ]
-    return (1 + bool(train.consistency)) * sum(each) // len(each)
+    mean = sum(each) // len(each)
+    if train.shortcut:
+        return count_flops(model).per_step(tokens) + mean
+    return (1 + bool(train.consistency)) * mean

@@ -12,6 +12,7 @@ import jax
 
 from qkvflow.blocks.base import AbstractNorm, map_by_path
 from qkvflow.errors import UserError
+from qkvflow.fields.modulated import Maps
 from qkvflow.fields.parts.gates import AbstractGate
 from qkvflow.fields.parts.time import AbstractTimeFeatures, TimeEmbedding
 from qkvflow.fields.wrappers.lora import Adapter
@@ -19,7 +20,7 @@ from qkvflow.lm import LanguageModel
 
 KINDS: dict[str, tuple[type, ...]] = {
     "adapters": (Adapter,),
-    "gates": (AbstractTimeFeatures, TimeEmbedding, AbstractGate, AbstractNorm),
+    "gates": (AbstractTimeFeatures, TimeEmbedding, AbstractGate, AbstractNorm, Maps),
 }
 
 

@@ -13,7 +13,9 @@ from qkvflow.zoo.options import option
 BASES = ("cosine", "chebyshev", "bspline")
 GATES = ("time-indexed", "input", "output", "both", "low-rank", "full")
 GATE_ACTIVATIONS = ("sigmoid", "centred")
-TIME_FEATURES = ("sinusoidal", "learned", "raw", "layers")
+TIME_FEATURES = ("sinusoidal", "learned", "raw", "step", "layers")
+CYCLES = ("cycle", "modulated")
+"""Fields of which a step is several layers."""
 DIALS = ("refine", "repeat")
 NORM_PLACEMENTS = ("pre", "sandwich", "post", "pre-post")
 CORE_INITS = ("input", "zeros", "noise")
@@ -92,7 +94,9 @@ class ModelConfig:
     core_init: str = option(
         "input", "The core's first state: input (the state before it), zeros or noise."
     )
-    layers_per_loop: int = option(2, "Distinct layers in one step of the field cycle.")
+    layers_per_loop: int = option(
+        2, "Distinct layers in one step of the fields cycle and modulated."
+    )
     exit_gate: bool = option(
         False,
         "A gate after every step of the core: the probability of leaving depth there (LoopLM, "
@@ -120,7 +124,9 @@ class ModelConfig:
         "Norms of a branch: pre (of its input), sandwich (of input and output), post (of the sum), "
         "or pre-post (of input and sum, as in Geiping et al. 2025).",
     )
-    loop_norm: bool = option(False, "A norm at the end of every step of the field cycle.")
+    loop_norm: bool = option(
+        False, "A norm at the end of every step of the fields cycle and modulated."
+    )
     coda_norm: bool = option(False, "A norm between the core and the coda.")
     final_norm: str = option(
         "plain",
@@ -142,6 +148,7 @@ class ModelConfig:
         "Slower rotation for longer texts: none, linear:FACTOR, or that of Llama 3 as "
         "llama3:FACTOR:LOW:HIGH:ORIGINAL_CONTEXT, such as llama3:8:1:4:8192.",
     )
+    scale_embedding: bool = option(False, "Embeddings times sqrt(d_model), before positions.")
     tied: bool = option(True, "Whether the head is the transposed embedding.")
     init_std: float = option(0.02, "Standard deviation of matrices at initialisation.")
 
@@ -160,7 +167,9 @@ class ModelConfig:
     conv_width: int = option(4, "Width of the causal convolution in selective-ssm.")
 
     # How fields depend on t
-    time_features: str = option("sinusoidal", "sinusoidal, learned, raw or layers.")
+    time_features: str = option(
+        "sinusoidal", "sinusoidal, learned, raw, step (of t and of the step's length) or layers."
+    )
     num_frequencies: int = option(32, "Sines (and as many cosines) in the sinusoidal features.")
     d_time: int = option(64, "Width of time embeddings.")
     gate: str = option(
@@ -242,10 +251,10 @@ class ModelConfig:
     def _check_norms(self) -> None:
         if self.coda_norm and not self.coda:
             raise UserError("coda_norm needs a coda; give coda 1 or more, or leave it out")
-        if self.loop_norm and (self.field != "cycle" or self.norm_placement.endswith("post")):
+        if self.loop_norm and (self.field not in CYCLES or self.norm_placement.endswith("post")):
             raise UserError(
-                "loop_norm is for the field cycle and norm_placement pre or sandwich; a norm of "
-                "the sum ends every other loop already"
+                f"loop_norm is for the fields {' and '.join(CYCLES)} with norm_placement pre or "
+                "sandwich; a norm of the sum ends every other loop already"
             )
 
     def _check_loops(self) -> None:
@@ -307,7 +316,7 @@ class ModelConfig:
     @property
     def loop_layers(self) -> int:
         """Layers of their own in one step of the core."""
-        return self.layers_per_loop if self.field == "cycle" else 1
+        return self.layers_per_loop if self.field in CYCLES else 1
 
     @property
     def kv_heads(self) -> int:

@@ -77,6 +77,25 @@ _MODELS |= {
         "final_norm": "none",
         "exit_gate": True,
     },
+    # Dehghani et al. 2019: one block, post-norm, with coordinates of position and step before every
+    # step; without adaptive halting, and with GELU for ReLU.
+    "universal": {
+        "field": "universal",
+        "norm_placement": "post",
+        "positions": "none",
+        "scale_embedding": True,
+    },
+    # LoopFormer (Jeddi et al. 2026): three layers, eight times, modulated by t and dt. Agrees with
+    # the authors' code (armenjeddi/loopformer) on the same modulations; train.shortcut is its loss.
+    "loopformer": {
+        "field": "modulated",
+        "layers_per_loop": 3,
+        "num_steps": 8,
+        "time_features": "step",
+        "norm": "rmsnorm",
+        "bias": False,
+        "mlp_ratio": 2.5,
+    },
     # Parcae (arXiv 2604.12946): s_i = R(exp(-delta A) s_{i-1} + delta B e), A and delta positive;
     # written from that equation, with A, delta and B diagonal.
     "parcae": {

@@ -16,6 +16,7 @@ from qkvflow.blocks.base import Block, Rows
 from qkvflow.blocks.kernels import forward_mode
 from qkvflow.errors import UserError
 from qkvflow.fields.base import take
+from qkvflow.fields.parts.time import with_steps
 from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import RK4, AbstractStepScheme, stage_times
@@ -68,7 +69,8 @@ def depth_flow(
         given = None
     elif given is None:
         raise UserError("this model injects the state before its core; give it as well")
-    blocks = tuple(model.field.stack(ts) for ts in stage_times(steps, scheme.stages).T)
+    field = with_steps(model.field, 1.0 / steps)
+    blocks = tuple(field.stack(ts) for ts in stage_times(steps, scheme.stages).T)
     return DepthFlow(
         blocks, scheme, Rows(1, seq), model.horizon / steps, steps, model.injection, given
     )

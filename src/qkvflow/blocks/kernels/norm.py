@@ -39,6 +39,17 @@ class RMSNorm(AbstractNorm):
         return rms_norm(x, self.scale, self.eps)
 
 
+class ChannelScale(AbstractNorm):
+    """y = scale x: no norm, but a scale in the place of one (LayerScale, Touvron et al. 2021)."""
+
+    scale: Float[Array, "*depth d_model"]
+
+    roles: ClassVar[dict[str, Role]] = {"scale": "scale"}
+
+    def __call__(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
+        return (x * self.scale[None]).astype(x.dtype)
+
+
 class NoNorm(AbstractNorm):
     """y = x, for a state that is normalised already."""
 

@@ -7,11 +7,16 @@
 `learned`     the same with trained frequencies, drawn around zero (Tong et al. 2025,
               SDML-KU/qkvflow).
 `raw`         t alone: F = 1.
+`step`        sinusoidal features of t, and the same of the length dt of the step that the weights
+              are for: F = 4S + 2 (LoopFormer, Jeddi et al. 2026). Whoever takes steps says how
+              long they are (`with_steps`).
 `layers`      hat functions on a grid of N layers: F = N. A linear map of these is one free
               value per layer, interpolated in between: the discrete control for the others.
 """
 
 import abc
+import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -72,6 +77,35 @@ class RawTime(AbstractTimeFeatures):
         return jnp.asarray(ts, jnp.float32)[:, None]
 
 
+class StepFeatures(AbstractTimeFeatures):
+    of_time: AbstractTimeFeatures
+    of_step: AbstractTimeFeatures
+    dt: float = eqx.field(static=True)
+    lengths: Float[Array, " depth"] | None = None
+    """Of the steps, where they are not all equally long."""
+
+    @property
+    def size(self) -> int:
+        return self.of_time.size + self.of_step.size
+
+    def __call__(self, ts: Depths) -> Float[Array, "depth features"]:
+        dts = jnp.broadcast_to(self.dt if self.lengths is None else self.lengths, ts.shape)
+        return jnp.concatenate([self.of_time(ts), self.of_step(dts)], axis=-1)
+
+
+def with_steps(field: Any, dt: float | Float[Array, " depth"]) -> Any:
+    """The field for steps of that length, which matters where its features know it."""
+
+    def told(node: Any) -> Any:
+        if not isinstance(node, StepFeatures):
+            return node
+        if isinstance(dt, float):
+            return dataclasses.replace(node, dt=dt, lengths=None)
+        return dataclasses.replace(node, lengths=dt)
+
+    return jax.tree.map(told, field, is_leaf=lambda node: isinstance(node, StepFeatures))
+
+
 class LayerHats(AbstractTimeFeatures):
     num_layers: int = eqx.field(static=True)
 
@@ -97,10 +131,14 @@ def hats(ts: Depths, num_layers: int) -> Float[Array, "depth layers"]:
 def make_time_features(
     kind: str, *, num_frequencies: int, num_layers: int, key: PRNGKeyArray
 ) -> AbstractTimeFeatures:
+    """Until `with_steps` says otherwise, `step` takes them to be 1 / num_layers long."""
     if kind == "sinusoidal":
         return Sinusoidal(num_frequencies)
     if kind == "learned":
         return LearnedSinusoidal(jax.random.normal(key, (num_frequencies,)))
+    if kind == "step":
+        each = Sinusoidal(num_frequencies)
+        return StepFeatures(each, each, 1.0 / num_layers)
     if kind == "raw":
         return RawTime()
     if kind == "layers":

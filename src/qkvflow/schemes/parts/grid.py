@@ -8,9 +8,10 @@ Depth runs over t in [0, 1]. A grid of N steps has dt = 1 / N, and step i goes f
 Schemes with several stages evaluate at other fractions c of a step, t = (i + c) / N.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 
 def grid(num_steps: int) -> Float[np.ndarray, " num_steps"]:
@@ -33,6 +34,13 @@ def shifted_edges(num_steps: int, share: Float[Array, ""]) -> Float[Array, " edg
     between dt. With s = 1 it is the grid proper.
     """
     inner = (jnp.arange(num_steps - 1) + share) / num_steps
+    return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
+
+
+def grouped_edges(num_steps: int, groups: int, key: PRNGKeyArray) -> Float[Array, " edges"]:
+    """Where steps begin and end that are a random way of grouping `num_steps` equal ones."""
+    cuts = jax.random.permutation(key, num_steps - 1)[: groups - 1] + 1
+    inner = jnp.sort(cuts) / num_steps
     return jnp.concatenate([jnp.zeros(1), inner, jnp.ones(1)])
 
 
