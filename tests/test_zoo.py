@@ -44,6 +44,9 @@ TABLE = {
     "mamba": ("per-layer", "selective-ssm", "residual", "sequential"),
     "cycle": ("cycle", "attention+mlp", "residual", "sequential"),
     "huginn": ("cycle", "attention+swiglu", "residual", "sequential"),
+    "ouro": ("cycle", "attention+swiglu", "residual", "sequential"),
+    "universal": ("universal", "attention+mlp", "residual", "sequential"),
+    "loopformer": ("modulated", "attention+mlp", "residual", "sequential"),
     "parcae": ("cycle", "attention+swiglu", "residual", "sequential"),
 }
 
