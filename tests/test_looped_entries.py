@@ -20,6 +20,7 @@ import qkvflow
 from qkvflow.errors import UserError
 from qkvflow.fields.base import rms, take
 from qkvflow.generation.early_exit import exit_quality, make_early_exit
+from qkvflow.interop.unrolled import unrolled
 from qkvflow.lm import LanguageModel, count_flops, count_parameters, token_losses
 from qkvflow.lm.assembly import abstract
 from qkvflow.lm.loss import exit_losses
@@ -332,6 +333,14 @@ def test_caches_of_looped_entries(name: str):
         logits, caches = extend(model, piece, caches, jnp.int32(start))
         found.append(logits)
     np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ouro", "universal", "loopformer"])
+def test_no_other_library_has_these_blocks(name: str):
+    model = small(name)
+    config = configure(entry(name, "small"), {**NARROW, **SHAPES[name]})
+    with pytest.raises(UserError, match=r"no stack of layers|stacks of layers here"):
+        unrolled(model, config)
 
 
 @pytest.mark.parametrize(
