@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from comparisons import children, content, lines_of, read_json, small_plan
@@ -23,6 +24,8 @@ from qkvflow.experiment.resolve import describe, shapes, with_steps
 from qkvflow.experiment.units import Unit
 from qkvflow.records import collect, read_record
 from qkvflow.report import build_report
+from qkvflow.runs.config import make_config
+from qkvflow.runs.config_files import read_yaml
 from qkvflow.runs.corpus import load_data
 
 BOTH = ("standard", "time-indexed-mlp")
@@ -102,6 +105,15 @@ def test_the_files_of_a_comparison(two_models: Path):
     assert {(e["order"], e["smoothing"]) for e in ngrams} == {
         (order, kind) for order in range(1, 6) for kind in ("add-k", "witten-bell")
     }
+    # 12 steps of 4 windows of 16 characters, of a train split of many more.
+    seen = read_json(two_models / "baselines.json")["seen"]
+    assert seen["train_tokens"] == 12 * 4 * 16
+    config = read_yaml(two_models / "runs" / "standard" / "seed-0" / "config.yaml")
+    encoded = load_data(make_config(config))
+    counted = np.bincount(encoded.train.tokens[:768], minlength=encoded.tokenizer.vocab_size)
+    shares = (counted + 0.1) / (768 + 0.1 * len(counted))
+    unigram = next(e for e in seen["ngrams"] if (e["order"], e["smoothing"]) == (1, "add-k"))
+    assert unigram["test"] == pytest.approx(-np.log(shares[encoded.test.tokens]).mean())
     run = two_models / "runs" / "time-indexed-mlp" / "seed-0"
     assert (run / "samples.txt").read_text().startswith("--- step ")
     lines = lines_of(run)

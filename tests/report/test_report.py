@@ -234,6 +234,23 @@ def test_ngrams_that_counted_a_part_say_so(study: Path, no_figures: None):
     assert "trigram" not in names
 
 
+def test_ngrams_of_what_the_models_saw_stand_beside_those_of_the_train_split(
+    study: Path, no_figures: None
+):
+    experiment(study, models=FEW)
+    file = study / "baselines.json"
+    content = json.loads(file.read_text())
+    worse = [{**each, "test": each["test"] + 0.5} for each in content["ngrams"]]
+    file.write_text(json.dumps({**content, "seen": {"train_tokens": 1000, "ngrams": worse}}))
+    paths = build_report([study])
+    rows = {row["label"]: row for row in read_rows(paths)}
+    losses = [float(rows[name]["nats_per_token"]) for name in ("trigram", "trigram (first 1.00k tokens)")]
+    assert losses[1] == pytest.approx(losses[0] + 0.5)
+    trigram = paths.report.groups[0].ngram(3, "test")
+    assert trigram is not None
+    assert trigram.name == "trigram", "the verdicts go by the whole split"
+
+
 def test_broken_side_files_are_named(study: Path, no_figures: None):
     experiment(study, models=FEW)
     (study / "speed.json").write_text('{"models": ')

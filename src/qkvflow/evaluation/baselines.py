@@ -9,9 +9,21 @@ ORDERS = 5
 ADD_K = 0.1
 
 
-def measure_baselines(encoded: EncodedCorpus) -> dict[str, Any]:
-    """The content of `baselines.json`: orders 1 to 5, both smoothings, in nats per token."""
-    tokens = encoded.train.tokens[:MOST_TOKENS]
+def measure_baselines(encoded: EncodedCorpus, seen_tokens: int | None = None) -> dict[str, Any]:
+    """The content of `baselines.json`: orders 1 to 5, both smoothings, in nats per token.
+
+    Counted on the train split and, under `seen`, on as many tokens as the models train on where
+    that is less.
+    """
+    counted = min(len(encoded.train), MOST_TOKENS)
+    content = {**_counts(encoded, counted), "add_k": ADD_K}
+    if seen_tokens is not None and seen_tokens < counted:
+        content["seen"] = _counts(encoded, seen_tokens)
+    return content
+
+
+def _counts(encoded: EncodedCorpus, train_tokens: int) -> dict[str, Any]:
+    tokens = encoded.train.tokens[:train_tokens]
     model = NgramModel.fit(tokens, encoded.tokenizer.vocab_size, ORDERS)
     entries = []
     for smoothing in SMOOTHINGS:
@@ -27,4 +39,4 @@ def measure_baselines(encoded: EncodedCorpus) -> dict[str, Any]:
             }
             for order in range(ORDERS)
         ]
-    return {"train_tokens": len(tokens), "add_k": ADD_K, "ngrams": entries}
+    return {"train_tokens": train_tokens, "ngrams": entries}

@@ -116,7 +116,8 @@ class _Comparison:
             self._forget_failures()
         if not (self.directory / BASELINES).exists():
             self.display.note("counting n-grams")
-            write_json(self.directory / BASELINES, measure_baselines(self.encoded))
+            seen = max(entry.steps * entry.config.tokens_per_step for entry in self.entries)
+            write_json(self.directory / BASELINES, measure_baselines(self.encoded, seen))
         self._tune()
         self._perform(
             "training",

@@ -6,6 +6,7 @@ group has its n-gram baselines and, where the data's entropy rate is known, its 
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,15 @@ def groups_of(
         runs = [run for label in labels for run in records.of(label)]
         data = runs[0].section("data") if runs else {}
         places = dict.fromkeys(run.experiment for run in runs if run.experiment is not None)
-        found = [_ngrams(counts.get(place, {}), data) for place in places]
+        contents = [counts.get(place, {}) for place in places]
+        found = [_ngrams(each, data) for each in contents]
         baselines = next((ngrams for ngrams in found if ngrams), [])
+        baselines += [
+            replace(each, seen=True)
+            for content in contents
+            for each in _ngrams(content.get("seen") or {}, data)
+            if each.name not in {other.name for other in baselines}
+        ]
         floor = finite(data.get("floor"))
         if floor is not None:
             losses: dict[str, float | None] = dict.fromkeys(SPLITS, floor)
@@ -61,7 +69,7 @@ def groups_of(
 def _ngrams(content: Mapping[str, Any], data: Mapping[str, Any]) -> list[Baseline]:
     """One baseline per order: the smoothing that is better on validation.
 
-    One that has counted less than the train split (`data.ngrams.MOST_TOKENS`) says so.
+    One that has counted less than the train split (`evaluation.baselines`) says so.
     """
     counted = finite(content.get("train_tokens"))
     all_there_is = finite(((data.get("splits") or {}).get("train") or {}).get("tokens"))
@@ -100,7 +108,7 @@ def _bits(losses: Mapping[str, float | None], data: Mapping[str, Any]) -> dict[s
 def _thresholds(baselines: Iterable[Baseline], curves: Iterable[Curve]) -> dict[float, str]:
     """Validation losses worth timing: a trigram's, and the best loss of the worst run."""
     wanted: dict[float, str] = {}
-    trigrams = [b.losses["validation"] for b in baselines if b.order == 3]
+    trigrams = [b.losses["validation"] for b in baselines if b.order == 3 and not b.seen]
     known = [loss for loss in trigrams if loss is not None]
     if known:
         wanted[min(known)] = "the trigram's loss"

@@ -116,6 +116,8 @@ class Baseline:
     smoothing: str | None
     losses: Mapping[str, float | None]
     bits_per_byte: Mapping[str, float | None]
+    seen: bool = False
+    """Counted on as many tokens as the models trained on, not on the train split."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,9 @@ class Group:
     """Validation losses to reach, each with what it stands for."""
 
     def ngram(self, order: int, split: str) -> Baseline | None:
-        """The best n-gram model of an order on a split."""
-        found = [b for b in self.baselines if b.order == order and b.losses[split] is not None]
+        """The n-gram model of an order on a split, counted on the train split."""
+        whole = [b for b in self.baselines if b.order == order and not b.seen]
+        found = [b for b in whole if b.losses[split] is not None]
         return min(found, key=lambda b: b.losses[split] or 0.0, default=None)
 
     @property

@@ -37,8 +37,8 @@ def losses(report: Report, number: int) -> Figure | None:
 
 
 def baselines(group: Group, split: str) -> list[tuple[Rule, int | None]]:
-    """Rules for the n-grams and the floor of a group, each with its order."""
-    known = ((b.name, b.order, b.losses[split]) for b in group.baselines)
+    """Rules for the n-grams of the train split and the floor of a group, each with its order."""
+    known = ((b.name, b.order, b.losses[split]) for b in group.baselines if not b.seen)
     return [(Rule(loss, f"{name} {loss:.3f}"), n) for name, n, loss in known if loss is not None]
 
 
