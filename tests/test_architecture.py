@@ -78,6 +78,7 @@ EXTRAS = FIGURES | {
     "diffrax",
     "huggingface_hub",
     "lm_eval",
+    "optuna",
     "ray",
     "starlette",
     "tensorboardX",

@@ -334,21 +334,24 @@ def test_a_full_disk_is_no_result(tmp_path: Path, text: Path):
 
 
 def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path):
-    tune = {"grid": [1e-6, 3e-2], "seeds": [71, 72]}
+    tune = {"search": {"optim.lr": "1e-06,0.03"}, "seeds": [71, 72]}
     plan = small_plan(text, tune=tune, seeds=1, budget={"steps": 8})
     run_plan(plan, tmp_path / "out", executor=workers(2))
     found = read_json(tmp_path / "out" / "tuning.json")
-    assert (found["grid"], found["seeds"]) == (tune["grid"], tune["seeds"])
+    assert (found["search"], found["seeds"]) == (tune["search"], tune["seeds"])
     mine = found["models"]["standard"]
-    assert {(t["lr"], t["seed"]) for t in mine["trials"]} == {
-        (lr, seed) for lr in tune["grid"] for seed in tune["seeds"]
-    }
     assert mine["chosen"] == 3e-2
+    for trial, rate in zip(mine["trials"], (1e-6, 3e-2), strict=True):
+        place = tmp_path / "out" / "tuning" / "standard" / "trials" / f"{trial['number']:04}"
+        records = [read_record(place / f"seed-{seed}" / "record.json") for seed in tune["seeds"]]
+        assert {each.content["training"]["optim"]["lr"] for each in records} == {rate}
+        losses = [each.loss("validation", "nats") for each in records]
+        assert trial["loss"] == pytest.approx(np.mean([loss for loss in losses if loss]))
     record = read_record(tmp_path / "out" / "runs" / "standard" / "seed-0" / "record.json")
     assert record.content["training"]["optim"]["lr"] == 3e-2
     assert len(collect(tmp_path / "out").finished) == 1
     rates = build_report([tmp_path / "out"]).report.model("standard").rates
-    assert (rates.used, list(rates.tried), rates.edge) == (3e-2, tune["grid"], "highest")
+    assert (rates.used, list(rates.tried), rates.edge) == (3e-2, [1e-6, 3e-2], "highest")
 
 
 def test_a_solver_that_runs_out_of_steps_has_no_loss(tmp_path: Path, text: Path):

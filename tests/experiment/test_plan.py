@@ -1,5 +1,6 @@
 """Plans as data: models as text, one budget, presets, and what may not change."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import yaml
 from comparisons import content, small_plan
 
 from qkvflow.errors import UserError
-from qkvflow.experiment.plan import Tuning, difference, make_plan
+from qkvflow.experiment.plan import difference, make_plan
 from qkvflow.experiment.presets import DEFAULT_MODELS, PRESETS, preset
 from qkvflow.experiment.resolve import shapes, with_steps
 from qkvflow.experiment.specs import parse_spec, parse_specs
@@ -86,8 +87,32 @@ def test_quick_and_time_indexed_have_the_default_models():
 def test_a_grid_of_rates_is_given_in_a_word():
     tune = make_plan({**preset("quick"), "tune": "lr=1e-3,2e-2"}).tune
     assert tune is not None
-    assert tune.grid == (1e-3, 2e-2)
-    assert make_plan({**preset("quick"), "tune": "lr"}).tune == Tuning()
+    assert list(tune.grid()) == [{"optim.lr": 1e-3}, {"optim.lr": 2e-2}]
+    assert (tune.seeds, tune.prune) == ((1_000_001, 1_000_002), False)
+    default = make_plan({**preset("quick"), "tune": "lr"}).tune
+    assert default is not None
+    assert default.trials == 4
+    several = make_plan({**preset("quick"), "tune": ["lr=log:1e-4:1e-2", "optim.beta2=0.9,0.99"]})
+    assert several.tune is not None
+    assert [space.kind for space in several.tune.spaces] == ["log", "choice"]
+    assert make_plan(several.to_dict()) == several
+    old = make_plan({**preset("quick"), "tune": {"grid": [0.001, 0.02], "seeds": [71]}}).tune
+    assert old == dataclasses.replace(tune, seeds=(71,))
+
+
+def test_a_model_has_an_optimiser_of_its_own(tmp_path: Path):
+    (tmp_path / "best.yaml").write_text(
+        "model: {name: shared, d_model: 32}\noptim: {name: muon, lr: 0.01}\ntrain: {steps: 9}\n"
+    )
+    specs = ["standard:optim.lr=0.02,num_steps=3,standard", f"tuned={tmp_path}/best.yaml"]
+    models = [spec.to_dict() for spec in parse_specs(specs)]
+    plan = make_plan({**preset("quick"), "questions": [], "models": models})
+    made = [plan.base_config(spec) for spec in plan.models]
+    assert [each.optim.lr for each in made] == [0.02, plan.optim.lr, 0.01]
+    assert [each.optim.name for each in made] == ["adamw", "adamw", "muon"]
+    assert (made[0].model.config.num_steps, made[2].model.config.d_model) == (3, 32)
+    assert plan.labels[2] == "tuned"
+    assert make_plan(plan.to_dict()) == plan
 
 
 def test_ablation_asks_every_question_of_the_documents():
@@ -123,8 +148,15 @@ def test_ablation_asks_every_question_of_the_documents():
         ({"questions": [{"a": "standard"}]}, "name, a and b"),
         ({"depths": ["deep"]}, "multiple of N"),
         ({"tune": {"seeds": [0]}}, "tune on seeds of its own"),
-        ({"tune": "momentum"}, "tune must be lr"),
-        ({"tune": "momentum=0.9"}, "tune must be lr"),
+        ({"tune": "momentum"}, "not a search space"),
+        ({"tune": "momentum=0.9"}, "unknown section to search in 'momentum'"),
+        ({"tune": 3}, "tune must be lr"),
+        ({"tune": "optim.bata1=0.9"}, "did you mean beta1"),
+        ({"tune": "model.d_model=32,64"}, "tunes options of optim alone"),
+        ({"tune": "lr=log:1e-2:1e-3"}, "the ends must grow"),
+        ({"tune": "lr=log:1e-2"}, "needs two ends"),
+        ({"tune": "lr=1e-3,1e-3"}, "twice"),
+        ({"seeds": [1_000_001]}, "kept for searches"),
         ({"tune": "lr=1e-3,fast"}, "'fast'"),
         ({"tune": "lr=1e-3,-1"}, "must be positive"),
         ({"train": {"seed": 3}}, "--seeds"),

@@ -244,7 +244,9 @@ def test_ngrams_of_what_the_models_saw_stand_beside_those_of_the_train_split(
     file.write_text(json.dumps({**content, "seen": {"train_tokens": 1000, "ngrams": worse}}))
     paths = build_report([study])
     rows = {row["label"]: row for row in read_rows(paths)}
-    losses = [float(rows[name]["nats_per_token"]) for name in ("trigram", "trigram (first 1.00k tokens)")]
+    losses = [
+        float(rows[name]["nats_per_token"]) for name in ("trigram", "trigram (first 1.00k tokens)")
+    ]
     assert losses[1] == pytest.approx(losses[0] + 0.5)
     trigram = paths.report.groups[0].ngram(3, "test")
     assert trigram is not None

@@ -20,6 +20,7 @@ from qkvflow.errors import Note, UserError, one_line, out_of_memory, unknown
 VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
     "compare": "compare models over several seeds: statistics, figures and a report",
+    "tune": "search over any options of a run for the lowest validation loss",
     "plan": "what a training run needs, and where it fits, without running it",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",

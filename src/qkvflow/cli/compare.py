@@ -1,11 +1,10 @@
 """`qkvflow compare`: models x seeds x one budget, then statistics and a report."""
 
 import argparse
-import shlex
-import signal
 import sys
 from typing import Any
 
+from qkvflow.cli.executing import add_executor_options, execute
 from qkvflow.cli.options import SHORT, add_config_options
 from qkvflow.errors import UserError
 
@@ -23,7 +22,8 @@ _SHORT = {
 _EPILOG = """\
 A model is NAME, NAME:key=value,... or LABEL=NAME:key=value,... with any field of its configuration
 (below, without 'model.'), or with params_of=LABEL or flops_of=LABEL for the width that gives it
-another model's block parameters or FLOPs per token.
+another model's block parameters or FLOPs per token; optim.KEY=VALUE gives it an optimiser of its
+own. NAME may be the best.yaml of a search.
 
 Stopped or killed, the same command goes on where it was; finished runs are not repeated.
 """
@@ -49,8 +49,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     plan.add_argument(
         "--tune",
-        metavar="lr[=X,...]",
-        help="choose each learning rate on validation, of 3e-4,1e-3,3e-3,1e-2 or of X,...",
+        action="append",
+        metavar="KEY[=SPACE]",
+        help="choose each model's lr (of 3e-4,1e-3,3e-3,1e-2, X,... or log:X:Y) or another option "
+        "of optim on validation; may be given several times",
     )
     plan.add_argument(
         "--depths", metavar="X,...", help="evaluate at 0.5,2,4 times N and adaptive too"
@@ -58,31 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--evaluations", metavar="N", help="evaluations in a run (default 4)")
     plan.add_argument("--title", help="the question, for the head of the report")
     running = parser.add_argument_group("running")
-    running.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="runs at once (default: one for each core, or for each accelerator)",
-    )
-    running.add_argument(
-        "--executor", default="local", metavar="NAME", help="local (worker processes) or ray"
-    )
-    running.add_argument(
-        "--ray-address", metavar="ADDR", help="of an existing Ray cluster (default: this machine's)"
-    )
-    running.add_argument(
-        "--cpus-per-run", type=float, default=1.0, metavar="X", help="that a Ray task asks for"
-    )
-    running.add_argument(
-        "--gpus-per-run", type=float, default=0.0, metavar="X", help="that a Ray task asks for"
-    )
+    add_executor_options(running)
     running.add_argument(
         "--speed-rounds", metavar="N", help="rounds of timing (default 7, 0: none)"
     )
     running.add_argument("--no-samples", action="store_true", help="no generated text")
     running.add_argument("--retry-failed", action="store_true", help="run failed runs once more")
     running.add_argument("--no-report", action="store_true", help="records and statistics alone")
-    running.add_argument("--quiet", action="store_true", help="say nothing but errors")
     running.add_argument(
         "--dry-run", action="store_true", help="print the plan and its shapes; stop"
     )
@@ -91,30 +75,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qkvflow.experiment.comparison import run_plan
-    from qkvflow.experiment.display import BarDisplay, LineDisplay, SilentDisplay
-    from qkvflow.experiment.executors import ExecutorOptions, Stopped, make_executor
 
     plan = plan_of(args)
     if args.dry_run:
         return _dry_run(plan)
-    options = ExecutorOptions(args.workers, args.ray_address, args.cpus_per_run, args.gpus_per_run)
-    display = BarDisplay() if sys.stdout.isatty() else LineDisplay()
-    try:
-        outcome = run_plan(
-            plan,
-            args.out,
-            executor=make_executor(args.executor, options),
-            display=SilentDisplay() if args.quiet else display,
-            retry_failed=args.retry_failed,
-            command=shlex.join(["qkvflow", *sys.argv[1:]]),
-        )
-    except Stopped as stopped:
-        name = signal.Signals(stopped.signum).name
-        print(
-            f"qkvflow: {name}: saved in {args.out}; the same command goes on from here",
-            file=sys.stderr,
-        )
-        return 128 + stopped.signum
+    outcome, code = execute(
+        args, lambda **how: run_plan(plan, args.out, retry_failed=args.retry_failed, **how)
+    )
+    if code:
+        return code
     for line in outcome.failed:
         print(f"qkvflow: failed and left out: {line}", file=sys.stderr)
     if not outcome.finished:

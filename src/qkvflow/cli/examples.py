@@ -8,6 +8,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow compare --plugin examples/my_field.py --models standard,my-field --size tiny "
         "--steps 500 --out runs/mine",
     ),
+    "tune": (
+        "qkvflow tune --size tiny --steps 300 --search optim.lr=log:1e-4:3e-2 --out runs/search",
+        "qkvflow tune --model time-indexed-ssm --steps 2000 --search optim.name=adamw,muon "
+        "--search model.d_state=32,64,128 --trials 4 --out runs/states",
+    ),
     "plan": (
         "qkvflow plan --model tong --size large --mesh fsdp=8 --device a100-80g",
         "qkvflow plan --config configs/llama-1b.yaml --mesh fsdp=64 --json",

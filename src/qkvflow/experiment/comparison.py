@@ -5,6 +5,7 @@ Everything that is finished is in files; the same command goes on from them. See
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,24 @@ from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
 from qkvflow.errors import UserError
 from qkvflow.evaluation.baselines import measure_baselines
-from qkvflow.experiment import tuning
 from qkvflow.experiment.display import Display, SilentDisplay
-from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, Stopped, make_executor
+from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, make_executor, perform
 from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
-from qkvflow.experiment.units import Unit, run_unit
+from qkvflow.experiment.search import Search
+from qkvflow.experiment.study import Studies, Study, import_optuna
+from qkvflow.experiment.tuning import tuned
+from qkvflow.experiment.units import Queue, Unit
 from qkvflow.files import write_json, write_whole
 from qkvflow.records import read_record
 from qkvflow.runs import rundir
-from qkvflow.runs.config import RunConfig
-from qkvflow.runs.config_files import read_yaml, write_yaml
+from qkvflow.runs.config import make_config
+from qkvflow.runs.config_files import read_yaml
 from qkvflow.runs.corpus import load_data
 from qkvflow.training.signals import signals
 
 PLAN, SPEED, BASELINES, LOGS = "plan.yaml", "speed.json", "baselines.json", "logs"
+TUNING = "tuning.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,8 @@ def run_plan(
     use_compilation_cache()
     directory = Path(out)
     check_directory(plan, directory)
+    if plan.tune is not None:
+        import_optuna()
     encoded = load_data(plan.base_config(plan.models[0]))
     entries = shapes(plan, encoded.tokenizer.vocab_size)
     executor = executor or make_executor("local", ExecutorOptions())
@@ -119,50 +125,30 @@ class _Comparison:
             seen = max(entry.steps * entry.config.tokens_per_step for entry in self.entries)
             write_json(self.directory / BASELINES, measure_baselines(self.encoded, seen))
         self._tune()
-        self._perform(
-            "training",
-            [
-                self._unit(entry, entry.run(seed), self.run_dir(entry.label, seed), f"seed {seed}")
-                for seed in self.plan.seeds
-                for entry in self.entries
-            ],
-        )
+        runs = [
+            entry.run(
+                seed,
+                self.run_dir(entry.label, seed),
+                f"seed {seed}",
+                group=self.directory.name,
+            )
+            for seed in self.plan.seeds
+            for entry in self.entries
+        ]
+        self._perform("training", Queue(runs), runs)
         self._measure_speed()
         return self._outcome()
 
-    def _perform(self, what: str, units: list[Unit]) -> None:
+    def _perform(self, what: str, queue: Queue, expected: Sequence[Unit]) -> None:
         """Everything that is not done yet, by the executor."""
-        if self._caught:
-            raise Stopped(self._caught[0])
-        self.display.start(what, units)
-        try:
-            self._executor.run(
-                units,
-                logs=self.directory / LOGS,
-                display=self.display,
-                caught=self._caught,
-            )
-        finally:
-            self.display.stop()
-
-    def _unit(self, entry: Entry, config: RunConfig, directory: Path, title: str) -> Unit:
-        """A run directory with its configuration, ready to be brought to its end."""
-        config = dataclasses.replace(
-            config,
-            track=dataclasses.replace(
-                config.track, label=entry.label, group=config.track.group or self.directory.name
-            ),
-        )
-        if not (directory / rundir.CONFIG).exists():
-            with rundir.writing(self.directory):
-                directory.mkdir(parents=True, exist_ok=True)
-                write_whole(directory / rundir.CONFIG, write_yaml(config))
-        return run_unit(
-            directory,
-            f"{entry.label} {title}",
-            config,
-            flops_per_step=entry.flops_per_step,
-            bytes=entry.bytes,
+        perform(
+            self._executor,
+            queue,
+            expected,
+            what=what,
+            logs=self.directory / LOGS,
+            display=self.display,
+            caught=self._caught,
         )
 
     # Before training
@@ -202,26 +188,37 @@ class _Comparison:
                     path.unlink()
 
     def _tune(self) -> None:
-        """Trials are runs like any other; their losses decide each model's learning rate."""
-        if self.plan.tune is None:
+        """Trials are runs like any other; their losses decide each model's optimiser."""
+        search = self.plan.tune
+        if search is None:
             return
-        units = [
-            self._unit(entry, config, directory, f"lr {config.optim.lr:g} seed {config.train.seed}")
+        studies = {entry.label: self._study(entry, search) for entry in self.entries}
+        expected = [
+            Unit("", {}, self.directory / "none", entry.flops_per_step * entry.steps, "")
             for entry in self.entries
-            for config, directory in tuning.trials(self.plan, entry, self.directory)
+            for _ in range(studies[entry.label].left)
         ]
-        self._perform("learning rates", units)
-        chosen = tuning.choose(self.plan, self.entries, self.directory)
+        queue = Queue([], Studies(list(studies.values())))
+        queue.bytes = max(entry.bytes for entry in self.entries)
+        self._perform("the search", queue, expected)
+        found = {label: study.describe() for label, study in studies.items()}
         self.entries = [
-            dataclasses.replace(
-                entry,
-                config=dataclasses.replace(
-                    entry.config,
-                    optim=dataclasses.replace(entry.config.optim, lr=chosen[entry.label]),
-                ),
-            )
+            dataclasses.replace(entry, config=tuned(entry.config, found[entry.label]["values"]))
             for entry in self.entries
         ]
+        rates = {entry.label: entry.config.optim.lr for entry in self.entries}
+        models = {label: {**each, "chosen": rates[label]} for label, each in found.items()}
+        write_json(self.directory / TUNING, {**search.to_dict(), "models": models})
+
+    def _study(self, entry: Entry, search: Search) -> Study:
+        def unit(changes: dict[str, Any], seed: int, directory: Path, title: str) -> Unit:
+            changed = dataclasses.replace(
+                entry, config=make_config(entry.config.to_dict(), changes)
+            )
+            return changed.run(seed, directory, title, group=self.directory.name)
+
+        place = self.directory / "tuning" / entry.label
+        return Study(place, search, unit, evaluations=self.plan.evaluations, label=entry.label)
 
     # After training
 
@@ -246,7 +243,8 @@ class _Comparison:
             "rounds": rounds,
         }
         title = f"speed of {len(self.entries)} models in turn"
-        self._perform("speed", [Unit(title, job, path, work=1.0, program="speed")])
+        units = [Unit(title, job, path, work=1.0, program="speed")]
+        self._perform("speed", Queue(units), units)
         for label, why in _read_json(path).get("failed", {}).items():
             self.display.note(f"{label} was not timed: {why}")
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
+from qkvflow.experiment.search import FIRST_SEED, Search, make_search
 from qkvflow.experiment.specs import ModelSpec, read_spec
 from qkvflow.runs.config import (
     CheckpointConfig,
@@ -24,8 +25,7 @@ from qkvflow.runs.config import (
 
 BUDGETS = ("steps", "tokens", "flops", "seconds")
 MATCH = ("params", "flops")
-TUNING_GRID = (3e-4, 1e-3, 3e-3, 1e-2)
-TUNING_SEEDS = (1_000_001, 1_000_002)
+TUNING_RATES = "3e-4,1e-3,3e-3,1e-2"
 # The plan decides these for every run; the rest of the section is shared.
 _DECIDED = ("steps", "tokens", "seed", "eval_every", "target_loss")
 _INSTEAD = {
@@ -64,23 +64,6 @@ class Question:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning:
-    """Which learning rates are tried on which seeds, never those of the comparison."""
-
-    grid: tuple[float, ...] = TUNING_GRID
-    seeds: tuple[int, ...] = TUNING_SEEDS
-
-    def __post_init__(self) -> None:
-        if not self.grid or any(not lr > 0 for lr in self.grid):
-            raise UserError(f"learning rates to try must be positive, not {list(self.grid)}")
-        if not self.seeds:
-            raise UserError("tuning needs at least one seed of its own")
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"grid": list(self.grid), "seeds": list(self.seeds)}
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """Everything that decides a comparison. Make one with `make_plan`."""
 
@@ -99,8 +82,8 @@ class Plan:
     """The label the others are matched to and compared with; the first model if not given."""
     match: str | None = None
     """params or flops: every width is rescaled to the reference's."""
-    tune: Tuning | None = None
-    """Choose each model's learning rate on validation; none: all share `optim.lr`."""
+    tune: Search | None = None
+    """Choose each model's learning rate, or more of `optim`, on validation; none: all share it."""
     questions: tuple[Question, ...] = ()
     evaluations: int = 4
     """Evaluations on validation in a run, evenly spread; the best of them is selected."""
@@ -118,7 +101,9 @@ class Plan:
                 )
         if not self.seeds:
             raise UserError("a comparison needs at least one seed")
-        _check_seeds(self.seeds)
+        check_seeds(self.seeds)
+        if kept := [seed for seed in self.seeds if FIRST_SEED <= seed < FIRST_SEED + _MOST_SEEDS]:
+            raise UserError(f"seed {kept[0]} is kept for searches; choose one below {FIRST_SEED}")
         object.__setattr__(self, "reference", self.reference or labels[0])
         for label in (self.reference, *(s.matched_to[1] for s in self.models if s.matched_to)):
             if label not in labels:
@@ -134,10 +119,16 @@ class Plan:
         if self.speed_rounds < 0:
             raise UserError(f"speed_rounds must not be negative, not {self.speed_rounds}")
         if self.tune is not None:
-            _check_seeds(self.tune.seeds)
+            check_seeds(self.tune.seeds)
             both = sorted(set(self.tune.seeds) & set(self.seeds))
             if both:
                 raise UserError(f"seed {both[0]} is of the comparison; tune on seeds of its own")
+            for space in self.tune.spaces:
+                if not space.key.startswith("optim."):
+                    raise UserError(
+                        f"a comparison tunes options of optim alone, not {space.key}; search with "
+                        "'qkvflow tune' and give its best.yaml as a model"
+                    )
 
     @property
     def labels(self) -> list[str]:
@@ -148,6 +139,7 @@ class Plan:
         return make_config(
             # The zoo's entry, then what all share, then what is this model's own.
             {"model": {**self.model, **spec.changes}, **self._sections()},
+            {"optim": spec.optim},
         )
 
     def _sections(self) -> dict[str, dict[str, Any]]:
@@ -178,7 +170,7 @@ class Plan:
         }
 
 
-def _check_seeds(seeds: tuple[int, ...]) -> None:
+def check_seeds(seeds: tuple[int, ...]) -> None:
     if len(set(seeds)) < len(seeds):
         raise UserError(f"a seed is given twice: {', '.join(map(str, seeds))}")
     for seed in seeds:
@@ -206,6 +198,10 @@ def modern(content: Mapping[str, Any]) -> dict[str, Any]:
         train.setdefault("eval_depths", ",".join(map(str, depths)))
     if samples := plan.pop("samples", None):
         train.setdefault("samples", samples)
+    tune = plan.get("tune")
+    if isinstance(tune, Mapping) and "grid" in tune:
+        rates = ",".join(map(str, tune["grid"]))
+        plan["tune"] = {"search": {"optim.lr": rates}, "seeds": tune.get("seeds", 2)}
     return {**plan, "train": train} if train else plan
 
 
@@ -267,19 +263,26 @@ def _budget(values: Mapping[str, Any]) -> Budget:
     return Budget(str(kind), typed(f"the budget in {kind}", whole, amount))
 
 
-def _tuning(value: Any) -> Tuning | None:
+def _tuning(value: Any) -> Search | None:
+    """`lr`, `lr=1e-3,3e-3`, several such texts, or the parts of a `Search`."""
     if value is None:
         return None
-    if isinstance(value, str):
-        what, _, rates = value.partition("=")
-        if what == "lr":
-            value = {"grid": rates.split(",")} if rates else {}
-    if not isinstance(value, Mapping) or set(value) - {"grid", "seeds"}:
-        raise UserError(f"tune must be lr, lr=1e-3,3e-3, or have a grid and seeds, not {value!r}")
-    return Tuning(
-        tuple(typed("a learning rate", float, lr) for lr in value.get("grid", TUNING_GRID)),
-        seeds_of(list(value.get("seeds", TUNING_SEEDS))),
-    )
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple):
+        value = {"search": dict(_tuned(str(text)) for text in texts)}
+    known = ("search", "trials", "seeds", "prune", "seed")
+    if not isinstance(value, Mapping) or set(value) - set(known):
+        raise UserError(
+            f"tune must be lr, lr=1e-3,3e-3, or have a search, trials and seeds, not {value!r}"
+        )
+    search = {"search": {"optim.lr": TUNING_RATES}, "seeds": 2, "prune": False}
+    return make_search(**{**search, **value})
+
+
+def _tuned(text: str) -> tuple[str, str]:
+    key, _, space = text.partition("=")
+    key = "optim.lr" if key == "lr" else key
+    return key, space or (TUNING_RATES if key == "optim.lr" else "")
 
 
 def _question(value: Any) -> Question:

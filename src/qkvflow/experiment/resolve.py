@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from qkvflow.errors import UserError
 from qkvflow.experiment.matching import match, measure
 from qkvflow.experiment.plan import Plan
 from qkvflow.experiment.specs import ModelSpec
+from qkvflow.experiment.units import Unit, run_unit
 from qkvflow.lm import count_parameters, weights_in_effect
 from qkvflow.lm.accounting import block_at_end
 from qkvflow.runs.config import RunConfig
@@ -40,13 +42,21 @@ class Entry:
     def steps(self) -> int:
         return self.config.train.steps
 
-    def run(self, seed: int, lr: float | None = None) -> RunConfig:
-        """The configuration of one run."""
-        optim = self.config.optim
-        return dataclasses.replace(
-            self.config,
-            train=dataclasses.replace(self.config.train, seed=seed),
-            optim=optim if lr is None else dataclasses.replace(optim, lr=lr),
+    def run(self, seed: int, directory: Path, title: str, *, group: str) -> Unit:
+        """One run in its directory."""
+        config = self.config
+        track = dataclasses.replace(
+            config.track, label=self.label, group=config.track.group or group
+        )
+        config = dataclasses.replace(
+            config, train=dataclasses.replace(config.train, seed=seed), track=track
+        )
+        return run_unit(
+            directory,
+            f"{self.label} {title}",
+            config,
+            flops_per_step=self.flops_per_step,
+            bytes=self.bytes,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -89,10 +99,13 @@ def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
         final[spec.label] = shape
         return shape
 
-    return [
-        _entry(spec, configs[spec.label], resolve(spec, ()), why[spec.label], vocab_size)
-        for spec in plan.models
-    ]
+    made = []
+    for spec in plan.models:
+        config = configs[spec.label]
+        model = dataclasses.replace(config.model, config=resolve(spec, ()))
+        config = dataclasses.replace(config, model=model)
+        made.append(entry_of(spec.label, config, vocab_size, why[spec.label]))
+    return made
 
 
 def _check_shared(configs: Mapping[str, RunConfig]) -> None:
@@ -102,20 +115,18 @@ def _check_shared(configs: Mapping[str, RunConfig]) -> None:
         raise UserError(f"all models need one context, not {each}; give --model.context")
 
 
-def _entry(
-    spec: ModelSpec, config: RunConfig, shape: ModelConfig, why: str | None, vocab_size: int
-) -> Entry:
-    config = dataclasses.replace(config, model=dataclasses.replace(config.model, config=shape))
+def entry_of(label: str, config: RunConfig, vocab_size: int, why: str | None = None) -> Entry:
+    """A model as it is configured, counted on its shapes."""
     try:
         program = make_program(config, vocab_size)
         per_step, counted = program.flops_per_step, count_parameters(program.model)
     except UserError:
         raise
     except Exception as error:  # Of a plugin: anything can be wrong with it.
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{spec.label} cannot be built ({why}); correct it") from error
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{label} cannot be built ({told}); correct it") from error
     return Entry(
-        label=spec.label,
+        label=label,
         config=config,
         flops_per_step=float(per_step),
         parameters=counted.total,

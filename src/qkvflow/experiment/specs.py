@@ -5,8 +5,12 @@
     frozen=time-indexed-mlp:frozen_time=0.5,gate=both
     standard-narrow=standard:params_of=time-indexed-mlp
 
-A key is any field of `ModelConfig`, `size`, or one of two that ask for a width: `params_of=LABEL`
-and `flops_of=LABEL` rescale this model to another one of the comparison (see `matching`).
+    tuned=runs/search/best.yaml
+
+A key is any field of `ModelConfig`, `size`, `optim.FIELD` for an optimiser of its own, or one of
+two that ask for a width: `params_of=LABEL` and `flops_of=LABEL` rescale this model to another one
+of the comparison (see `matching`). A file is the configuration of a run, as a search writes it: its
+model and its optimiser.
 """
 
 import dataclasses
@@ -15,12 +19,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.runs.config_files import parse_overrides
+from qkvflow.runs.config import OptimConfig, make_config
+from qkvflow.runs.config_files import parse_overrides, read_yaml
 from qkvflow.zoo import MODELS, PUBLISHED, ModelConfig
 
 MATCHES = {"params_of": "params", "flops_of": "flops"}
 _FIELDS = tuple(field.name for field in dataclasses.fields(ModelConfig))
-_OPTIONS = (*_FIELDS, "size", *MATCHES)
+_OPTIM = tuple(f"optim.{field.name}" for field in dataclasses.fields(OptimConfig))
+_OPTIONS = (*_FIELDS, "size", *MATCHES, *_OPTIM)
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._@+:=,-]*")
 
 
@@ -44,8 +50,14 @@ class ModelSpec:
     @property
     def changes(self) -> dict[str, Any]:
         """What it changes of the zoo's entry, as a `model` section of a configuration."""
-        kept = {key: value for key, value in self.options.items() if key not in MATCHES}
+        kept = {key: value for key, value in self.options.items() if key in (*_FIELDS, "size")}
         return {"name": self.name, **kept}
+
+    @property
+    def optim(self) -> dict[str, Any]:
+        """What it changes of the optimiser that all share."""
+        given = self.options.items()
+        return {key.removeprefix("optim."): value for key, value in given if key in _OPTIM}
 
     @property
     def matched_to(self) -> tuple[str, str] | None:
@@ -61,6 +73,9 @@ class ModelSpec:
 
 def parse_spec(text: str) -> ModelSpec:
     """One model from its text."""
+    label, equals, path = text.strip().rpartition("=")
+    if path.endswith((".yaml", ".yml")) and ":" not in label:
+        return _of_file(label.strip(), path.strip())
     head, colon, rest = text.strip().partition(":")
     label, equals, name = head.partition("=")
     if not equals:
@@ -72,8 +87,20 @@ def parse_spec(text: str) -> ModelSpec:
         key, equals, value = (each.strip() for each in part.partition("="))
         if not equals or not key or not value:
             raise UserError(f"'{part}' in '{text}' is not an option; write key=value")
-        pairs.append((f"model.{key}", value))
-    return ModelSpec(label.strip(), name.strip(), parse_overrides(pairs).get("model", {}))
+        pairs.append((key if key in _OPTIM else f"model.{key}", value))
+    options = parse_overrides(pairs)
+    optim = {f"optim.{key}": value for key, value in options.get("optim", {}).items()}
+    return ModelSpec(label.strip(), name.strip(), {**options.get("model", {}), **optim})
+
+
+def _of_file(label: str, path: str) -> ModelSpec:
+    """The model and the optimiser of a run's configuration."""
+    content = read_yaml(path)
+    make_config(content)  # Refuses what is no configuration.
+    model = dict(content.get("model") or {})
+    name = str(model.pop("name", "standard"))
+    optim = {f"optim.{key}": value for key, value in (content.get("optim") or {}).items()}
+    return ModelSpec(label or name, name, {**model, **optim})
 
 
 def parse_specs(texts: Iterable[str]) -> tuple[ModelSpec, ...]:

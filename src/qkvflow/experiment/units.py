@@ -4,6 +4,7 @@ A unit is done when its file is there: `record.json` of a run, `speed.json` of a
 Whoever executes it, and in which process, changes nothing of what it computes.
 """
 
+import abc
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import UserError
+from qkvflow.files import to_json, write_whole
 from qkvflow.records import read_record
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.runs.rundir import METRICS, RECORD, last_line, read_run_config
+from qkvflow.runs.config_files import write_yaml
+from qkvflow.runs.rundir import CONFIG, METRICS, RECORD, last_line, read_run_config, writing
 
 ATTEMPTS = 3
 """How often a unit may be begun whose process dies."""
@@ -67,7 +70,11 @@ class Unit:
 def run_unit(
     directory: Path, title: str, config: RunConfig, *, flops_per_step: float, bytes: int = 0
 ) -> Unit:
-    """The unit that brings a run directory to its end."""
+    """The unit that brings a run directory to its end; one that is not there yet is made."""
+    if not (directory / CONFIG).exists():
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_whole(directory / CONFIG, write_yaml(config))
     return Unit(
         title=title,
         job={"kind": "run", "directory": str(directory.resolve())},
@@ -100,16 +107,46 @@ def in_order(units: Sequence[Unit]) -> list[Unit]:
     return [units[i] for i in numbered]
 
 
-class Queue:
-    """Units that wait, and how often each was begun."""
+class AbstractSource(abc.ABC):
+    """Units that are decided on while others run, such as the trials of a search."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
+    @property
+    @abc.abstractmethod
+    def left(self) -> int:
+        """Units that may still come."""
+
+    @abc.abstractmethod
+    def more(self, running: Sequence[Unit]) -> Sequence[Unit]:
+        """Units for a worker that is free; none if it is to wait for those that run."""
+
+    @abc.abstractmethod
+    def watch(self, running: Sequence[Unit]) -> None:
+        """Look at those that run, and ask some to stop (`rundir.ask_to_stop`)."""
+
+
+class Queue:
+    """Units that wait, those that a source will give, and how often each was begun."""
+
+    def __init__(self, units: Sequence[Unit], source: AbstractSource | None = None) -> None:
         self.waiting = in_order([unit for unit in units if not unit.done])
+        self.bytes = max((unit.bytes for unit in units), default=0)
+        self._source = source
         self._begun: dict[Path, int] = {}
         self._compiled: set[str] = set()
 
+    @property
+    def left(self) -> int:
+        """Units that wait, or may still come."""
+        return len(self.waiting) + (self._source.left if self._source else 0)
+
+    def watch(self, running: Sequence[Unit]) -> None:
+        if self._source:
+            self._source.watch(running)
+
     def take(self, running: Sequence[Unit]) -> Unit | None:
         """The next unit that no running one is compiling for; None if all wait for that."""
+        if not self.waiting and self._source:
+            self.waiting = list(self._source.more(running))
         self._compiled |= {unit.program for unit in running if unit.progress()[0]}
         compiling = {unit.program for unit in running} - self._compiled
         for unit in self.waiting:
@@ -129,9 +166,7 @@ class Queue:
 
 def give_up(unit: Unit, reason: str) -> None:
     """Write down that a unit failed, in the file that says it is done."""
-    from qkvflow.files import to_json, write_whole
     from qkvflow.runs.record import failed_record
-    from qkvflow.runs.rundir import writing
 
     if unit.job["kind"] == "run":
         content = failed_record(make_config(read_run_config(unit.file.parent)), reason)

@@ -218,9 +218,12 @@ def _rates(runs: Sequence[Record], trials: Mapping[Path, Mapping[str, Any]]) -> 
     used = {finite(optim.get("lr")) for optim in optims}
     tried: dict[float, list[float | None]] = {}
     for trial in _entry(runs[0], trials).get("trials") or () if runs else ():
-        rate = finite(trial.get("lr"))
+        # One search over more than rates has too many points for a table of rates.
+        searched = trial.get("values") or {"optim.lr": trial.get("lr")}
+        rate = finite(searched.get("optim.lr")) if len(searched) == 1 else None
         if rate is not None:
-            tried.setdefault(rate, []).append(finite(trial.get("validation")))
+            loss = trial.get("loss") if "values" in trial else trial.get("validation")
+            tried.setdefault(rate, []).append(finite(loss))
     means = {
         rate: None if None in losses else float(np.mean([x for x in losses if x is not None]))
         for rate, losses in sorted(tried.items())

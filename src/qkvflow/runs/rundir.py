@@ -23,7 +23,7 @@ from qkvflow.runs.config_files import read_yaml
 
 CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
 TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
-_LOCK = ".lock"
+_LOCK, _STOP = ".lock", ".stop"
 _TAIL_BYTES = 4096
 
 
@@ -90,6 +90,19 @@ def locked(directory: Path, patience: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def ask_to_stop(directory: Path) -> None:
+    """The process that works in a run directory, wherever it is, saves the run and leaves it."""
+    (directory / _STOP).touch()
+
+
+def asked_to_stop(directory: Path) -> bool:
+    return (directory / _STOP).exists()
+
+
+def forget_stop(directory: Path) -> None:
+    (directory / _STOP).unlink(missing_ok=True)
 
 
 class MetricsWriter:

@@ -26,7 +26,14 @@ from qkvflow.limits import memory_limit
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
-from qkvflow.runs.rundir import METRICS, SAMPLES, MetricsWriter, describe_growing, writing
+from qkvflow.runs.rundir import (
+    METRICS,
+    SAMPLES,
+    MetricsWriter,
+    asked_to_stop,
+    describe_growing,
+    writing,
+)
 from qkvflow.schemes.adaptive import Adaptive, out_of_steps
 from qkvflow.training.dispatch import Dispatch
 from qkvflow.training.program import Program
@@ -125,7 +132,7 @@ class Loop:
                 progress.compile_seconds += time.perf_counter() - begin
                 while not progress.done and not signum:
                     # Processes stop together, and make as many steps as the first one means to.
-                    said = hosts.all_gather([caught[0] if caught else 0, dispatch.size])
+                    said = hosts.all_gather([self._stop(caught), dispatch.size])
                     signum, dispatch.size = int(said[:, 0].max()), int(said[0, 1])
                     if not signum:
                         state = self._advance(state, progress, dispatch)
@@ -140,6 +147,12 @@ class Loop:
                     self._metrics.close()
                 dispatch.close()
         return state
+
+    def _stop(self, caught: list[int]) -> int:
+        """The signal to stop by, or 0; one who asks in the directory is as good as a signal."""
+        if not caught and hosts.is_rank0() and asked_to_stop(self.directory):
+            return int(signal.SIGTERM)
+        return caught[0] if caught else 0
 
     def _check_memory(self) -> None:
         """Refuse a program that cannot fit, which the system would end without a word."""

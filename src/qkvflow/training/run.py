@@ -120,6 +120,7 @@ def resume(
 
         def begin() -> None:
             with rundir.writing(directory):
+                rundir.forget_stop(directory)
                 encoded.tokenizer.save(directory)
                 write_whole(directory / rundir.CONFIG, write_yaml(config))
 

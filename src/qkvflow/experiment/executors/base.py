@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 
 from qkvflow.errors import ResourceError, UserError
@@ -38,10 +37,8 @@ class ExecutorOptions:
 
 class AbstractExecutor(abc.ABC):
     @abc.abstractmethod
-    def run(
-        self, units: Sequence[Unit], *, logs: Path, display: Display, caught: list[int]
-    ) -> None:
-        """Until every unit is done or has failed with its reason in its file.
+    def run(self, queue: Queue, *, logs: Path, display: Display, caught: list[int]) -> None:
+        """Until every unit is done, was asked to stop, or has failed with its reason in its file.
 
         What workers print goes to files in `logs`. A signal in `caught` ends in `Stopped`, with all
         runs saved; a full disk in the `ResourceError` that a worker met.
@@ -87,6 +84,7 @@ class Board:
         self.display.note(f"{unit.title} FAILED: {reason}")
 
     def show(self) -> None:
+        self.queue.watch(list(self.running.values()))
         rows = []
         for worker, unit in self.running.items():
             step, loss = unit.progress()

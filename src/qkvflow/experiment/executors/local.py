@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,19 +77,16 @@ class Local(AbstractExecutor):
     def __init__(self, options: ExecutorOptions) -> None:
         self._options = options
 
-    def run(
-        self, units: Sequence[Unit], *, logs: Path, display: Display, caught: list[int]
-    ) -> None:
-        board = Board(Queue(units), display)
-        if not board.queue.waiting:
+    def run(self, queue: Queue, *, logs: Path, display: Display, caught: list[int]) -> None:
+        board = Board(queue, display)
+        if not queue.left:
             return
         logs.mkdir(parents=True, exist_ok=True)
         accelerators = count_accelerators()
-        needed = max(unit.bytes for unit in units)
-        count = self._options.workers or suggest_workers(accelerators, needed)
-        crew = _Crew(min(count, len(board.queue.waiting)), accelerators, logs)
+        count = self._options.workers or suggest_workers(accelerators, queue.bytes)
+        crew = _Crew(min(count, queue.left), accelerators, logs)
         try:
-            while board.queue.waiting or board.running:
+            while queue.left or board.running:
                 if caught or board.blocked is not None:
                     break
                 crew.employ(board)
@@ -116,7 +113,7 @@ class _Crew:
         """Give every idle worker a unit, and start workers that are missing."""
         for index in range(self._count):
             name = str(index)
-            if name in board.running or not board.queue.waiting:
+            if name in board.running or not board.queue.left:
                 continue
             unit = board.take()
             if unit is None:

@@ -6,14 +6,14 @@ or process dies is put back here, as with local workers.
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import UserError
 from qkvflow.experiment.display import Display
 from qkvflow.experiment.executors.base import AbstractExecutor, Board, ExecutorOptions, Stopped
-from qkvflow.experiment.units import Queue, Unit
+from qkvflow.experiment.units import Queue
 from qkvflow.zoo.plugins import plugin_setup
 from qkvflow.zoo.registry import EXECUTORS
 
@@ -40,18 +40,16 @@ class Ray(AbstractExecutor):
     def __init__(self, options: ExecutorOptions) -> None:
         self._options = options
 
-    def run(
-        self, units: Sequence[Unit], *, logs: Path, display: Display, caught: list[int]
-    ) -> None:
-        board = Board(Queue(units), display)
-        if not board.queue.waiting:
+    def run(self, queue: Queue, *, logs: Path, display: Display, caught: list[int]) -> None:
+        board = Board(queue, display)
+        if not queue.left:
             return
         ray = self._connect()
         task = self._task(ray)
         refs: dict[Any, str] = {}
         number = 0
         try:
-            while board.queue.waiting or refs:
+            while queue.left or refs:
                 if caught or board.blocked is not None:
                     break
                 while len(refs) < self._places(ray) and (unit := board.take()) is not None:

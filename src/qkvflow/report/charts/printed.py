@@ -213,8 +213,9 @@ def _plot(axes: Axes, panel: d.Plot, view: d.View) -> None:
     for series in panel.series:
         _series(axes, series)
     if panel.legend:
-        named = [s for s in panel.series if s.look != "thin"]
-        axes.legend(fontsize=6.5, ncols=2 if len(named) > 4 else 1)
+        named = [s for s in panel.series if s.look in ("line", "dots", "points") and not s.depth]
+        handles = [_handle(s) for s in named]
+        axes.legend(handles=handles, fontsize=6.5, ncols=2 if len(named) > 4 else 1)
 
 
 def _inside(series: d.Series, low: float, high: float) -> list[float | None]:
