@@ -21,6 +21,8 @@ VERBS: dict[str, str] = {
     "models": "list the models of the zoo with their parameters and compute",
     "compare": "compare models over several seeds: statistics, figures and a report",
     "tune": "search over any options of a run for the lowest validation loss",
+    "scaling-law": "what sizes, repeats and tokens are worth: a grid of runs and the law they obey",
+    "coordinate-check": "do activations keep their size when the width grows (mup)?",
     "plan": "what a training run needs, and where it fits, without running it",
     "train": "train a model on text",
     "resume": "continue a run from its last checkpoint",

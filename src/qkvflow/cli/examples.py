@@ -13,6 +13,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow tune --model time-indexed-ssm --steps 2000 --search optim.name=adamw,muon "
         "--search model.d_state=32,64,128 --trials 4 --out runs/states",
     ),
+    "scaling-law": (
+        "qkvflow scaling-law --models standard,shared --widths 32,64,128 --depths 2,4,8 "
+        "--tokens 250k,1M --context 64 --out runs/law --dry-run",
+        "qkvflow scaling-law --models standard,shared,basis --seeds 3 --out runs/laws",
+    ),
+    "coordinate-check": (
+        "qkvflow coordinate-check --size tiny --model.parametrization mup --out runs/coordinates",
+        "qkvflow coordinate-check --size tiny --widths 32,128 --lr 1e-2",
+    ),
     "plan": (
         "qkvflow plan --model tong --size large --mesh fsdp=8 --device a100-80g",
         "qkvflow plan --config configs/llama-1b.yaml --mesh fsdp=64 --json",
