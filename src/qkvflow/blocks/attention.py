@@ -35,6 +35,9 @@ from qkvflow.blocks.kernels.norm import init_norm
 from qkvflow.zoo.config import ModelConfig, parse_rotary_scaling
 from qkvflow.zoo.registry import MIXERS
 
+MUP_HEAD = 16
+"""Channels of a head at which mup, whose scores are q k^T sqrt(MUP_HEAD) / d_head, is as usual."""
+
 Heads = Float[Array, "batch seq heads d_head"]
 KVHeads = Float[Array, "batch seq kv_heads d_head"]
 
@@ -157,6 +160,7 @@ class Attention(AbstractAppendingMixer):
     dropout: float = eqx.field(static=True, default=0.0)
     q_norm: AbstractNorm | None = None
     k_norm: AbstractNorm | None = None
+    query_scale: float = eqx.field(static=True, default=1.0)
 
     def _heads(self, x: Float[Array, "rows d_model"], rows: Rows) -> tuple[Heads, KVHeads, KVHeads]:
         total = self.num_heads + 2 * self.num_kv_heads
@@ -169,7 +173,7 @@ class Attention(AbstractAppendingMixer):
             q, k = _normalise(q, self.q_norm), _normalise(k, self.k_norm)
         if self.rotary is not None:
             q, k = (rotate(each, rows.positions, self.rotary) for each in (q, k))
-        return q, k, v
+        return q if self.query_scale == 1.0 else q * self.query_scale, k, v
 
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
@@ -243,4 +247,5 @@ def init_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> 
         config.attention_dropout,
         norm(),
         norm(),
+        1.0 if config.width_ratio is None else (MUP_HEAD / d_head) ** 0.5,
     )

@@ -89,6 +89,11 @@ def to_huggingface(
 
     For every field: see `unrolled`.
     """
+    if config.parametrization != "standard":
+        raise UserError(
+            "a Hugging Face checkpoint has no scales for mup, in attention and before the logits; "
+            "it needs a model of the standard parametrization"
+        )
     model, config = unrolled(model, config)
     kind, settings = _choose(config)
     family: Family = FAMILIES[kind]()

@@ -1,5 +1,6 @@
 """From a configuration to a model: the one place where names become classes."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -29,6 +30,9 @@ def build(
 def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> LanguageModel:
     if vocab_size < 1:
         raise UserError(f"vocab_size must be positive, not {vocab_size}")
+    ratio = config.width_ratio or 1.0
+    # Under mup what is summed over the width has the same size at any: see docs/tuning.md.
+    config = dataclasses.replace(config, init_std=config.init_std * ratio**-0.5)
     scheme = make_scheme(config.scheme, composition=config.composition, tolerance=config.tolerance)
     key_embed, key_positions, key_field, key_norm, key_head = jax.random.split(key, 5)
     field = FIELDS[config.field](lambda key: init_block(config, key), config, key_field)
@@ -42,7 +46,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
             num_knots=config.num_steps,
             key=jax.random.fold_in(key_field, 1),
         )
-    std = stream_std(config.d_model)
+    std = stream_std(config.d_model) * ratio**0.5
     shape = (vocab_size, config.d_model)
     positions = None
     if config.positions == "learned":
@@ -67,6 +71,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
         depth_dial=config.depth_dial,
         scale_embedding=config.scale_embedding,
         exit_gate=_exit_gate(config, jax.random.fold_in(key, 4)),
+        logit_scale=1.0 / ratio,
     )
 
 

@@ -63,6 +63,7 @@ class LanguageModel(eqx.Module):
     """By sqrt(d_model), before positions (Vaswani et al. 2017)."""
     exit_gate: Linear | None = None
     """Logit of leaving depth after a step, from what the head would read there."""
+    logit_scale: float = eqx.field(static=True, default=1.0)
 
     @property
     def core(self) -> Segment:
@@ -212,6 +213,7 @@ class LanguageModel(eqx.Module):
         """The head, on rows that the final norm has been applied to."""
         dtype = jnp.dtype(self.compute_dtype)
         head = self.embedding.T if self.head is None else self.head
+        h = h if self.logit_scale == 1.0 else h * self.logit_scale
         return jnp.dot(h.astype(dtype), head.astype(dtype), preferred_element_type=jnp.float32)
 
     # Depth as a dial

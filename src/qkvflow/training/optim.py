@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from qkvflow.errors import UserError
 from qkvflow.runs.config import OptimConfig
-from qkvflow.training.optimisers.base import matrices
+from qkvflow.training.optimisers.base import matrices, width_scales
 from qkvflow.training.trainable import trained_arrays
 from qkvflow.zoo.registry import OPTIMISERS
 
@@ -15,14 +16,20 @@ __all__ = ["averages", "evaluation_params", "matrices", "optimiser"]
 
 
 def optimiser(
-    optim: OptimConfig, schedule: optax.Schedule, trainable: str = "all"
+    optim: OptimConfig,
+    schedule: optax.Schedule,
+    trainable: str = "all",
+    width_ratio: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Clipping by global norm, then the named optimiser at the schedule's learning rate.
 
-    Arrays that `trainable` leaves out stay as they are, and nothing is kept for them.
+    `width_ratio` is that of a model under mup, whose updates depend on the width. Arrays that
+    `trainable` leaves out stay as they are, and nothing is kept for them.
     """
     clip = clip_by_global_norm(optim.max_grad_norm) if optim.max_grad_norm else optax.identity()
     whole = optax.chain(clip, OPTIMISERS[optim.name](optim, schedule))
+    if width_ratio is not None:
+        whole = optax.chain(whole, _by_width(optim.name, width_ratio))
     if trainable == "all":
         return optax.with_extra_args_support(whole)
     return optax.partition(
@@ -40,6 +47,19 @@ def clip_by_global_norm(max_norm: float) -> optax.GradientTransformationExtraArg
         return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+
+
+def _by_width(name: str, ratio: float) -> optax.GradientTransformation:
+    power = getattr(OPTIMISERS[name], "mup_power", None)
+    if power is None:
+        raise UserError(
+            f"parametrization mup has no rule for optim.name {name}; choose adamw, lion or muon"
+        )
+
+    def scale(updates: Any, params: Any) -> Any:
+        return jax.tree.map(lambda u, s: u * s, updates, width_scales(params, ratio, power))
+
+    return optax.stateless(scale)
 
 
 def evaluation_params(optim: OptimConfig, opt_state: Any, params: Any) -> Any:

@@ -86,7 +86,8 @@ class Program:
     def _optimiser(self, hyper: Hyper) -> optax.GradientTransformationExtraArgs:
         optim = self.config.optim
         schedule = partial(make_schedule(optim), hyper)
-        return optimiser(optim, schedule, self.config.train.trainable)
+        ratio = self.config.model.config.width_ratio
+        return optimiser(optim, schedule, self.config.train.trainable, ratio)
 
     def _init_state(self, params: Any) -> TrainState:
         return init_state(params, self._optimiser(jax.tree.map(jnp.asarray, self.hyper())))

@@ -20,6 +20,7 @@ DIALS = ("refine", "repeat")
 NORM_PLACEMENTS = ("pre", "sandwich", "post", "pre-post")
 CORE_INITS = ("input", "zeros", "noise")
 ACTIVATIONS = ("gelu_tanh", "gelu")
+PARAMETRIZATIONS = ("standard", "mup")
 COMPOSITIONS = ("sequential", "parallel")
 _MOST_MIXERS = 64
 REMATS = ("none", "block", "everything")
@@ -152,6 +153,13 @@ class ModelConfig:
     tied: bool = option(True, "Whether the head is the transposed embedding.")
     init_std: float = option(0.02, "Standard deviation of matrices at initialisation.")
 
+    parametrization: str = option(
+        "standard",
+        "standard, or mup: initial sizes, updates, attention scores and logits scale with d_model "
+        "so that the best learning rate does not move with it (Yang et al. 2022).",
+    )
+    mup_width: int = option(64, "Width at which mup is as standard.")
+
     # Regularisation
     dropout: float = option(0.0, "Dropout on the embedding and on every increment.")
     attention_dropout: float = option(0.0, "Dropout on attention probabilities.")
@@ -204,6 +212,12 @@ class ModelConfig:
         _choose("depth dial", self.depth_dial, DIALS)
         _choose("core_init", self.core_init, CORE_INITS)
         _choose("activation", self.activation, ACTIVATIONS)
+        _choose("parametrization", self.parametrization, PARAMETRIZATIONS)
+        if self.parametrization == "mup" and (self.scale_embedding or self.core_init == "noise"):
+            raise UserError(
+                "parametrization mup has no rule for scale_embedding and core_init noise; leave "
+                "them out"
+            )
         _choose("composition", self.composition, COMPOSITIONS)
         _choose("remat", self.remat, REMATS)
         _choose("time features", self.time_features, TIME_FEATURES)
@@ -307,6 +321,11 @@ class ModelConfig:
     @property
     def mixers(self) -> tuple[str, ...]:
         return tuple(self.block.split("+"))
+
+    @property
+    def width_ratio(self) -> float | None:
+        """Of mup: how many times as wide as where it is as standard; None without."""
+        return self.d_model / self.mup_width if self.parametrization == "mup" else None
 
     @property
     def layers(self) -> int:

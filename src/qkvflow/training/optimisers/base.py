@@ -4,7 +4,8 @@ Decided by what an array does, not by how many axes it has: a stack of per-layer
 and is not a matrix, a hypernetwork's map from a time embedding to a bias has two and is one.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 from qkvflow.blocks.base import AbstractWeights, is_matrix, map_by_path
 from qkvflow.fields.hypernet import Generator
@@ -14,6 +15,39 @@ from qkvflow.fields.parts.time import TimeEmbedding
 from qkvflow.fields.per_layer import PerLayer
 
 Kind = Literal["block matrix", "matrix", "vector"]
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def mup_power(power: float) -> Callable[[T], T]:
+    """Says of an optimiser that mup divides its updates of a block's matrices by the width to this
+    power: 1 where an update's entries are all of one size, 1/2 where it is a multiple of an
+    orthogonal matrix with such entries, whose largest singular value grows as their root."""
+
+    def mark(make: T) -> T:
+        make.mup_power = power  # type: ignore[attr-defined]
+        return make
+
+    return mark
+
+
+def width_scales(params: Any, ratio: float, power: float) -> Any:
+    """What mup multiplies the update of every array by, at `ratio` times the width where it is as
+    standard (Yang et al. 2022, table 8): what sums over the width learns slower the wider it is.
+
+    block matrix    ratio^-power; of a low-rank term down: 1 / ratio, up: 1 (its input is the rank)
+    generators' maps to matrices    1 / ratio: their entries are such a matrix's
+    the rest        1: embeddings, gates and vectors sum over nothing that grows
+    """
+
+    def scale(nodes: list[Any], names: list[Any], leaf: Any) -> float:
+        steps = list(zip(nodes, names, strict=True))
+        if any(isinstance(node, LowRankWeights) and name == "factors" for node, name in steps):
+            return 1.0 if names[-1] == 1 else 1.0 / ratio
+        if any(isinstance(node, Generator) and name == "maps" for node, name in steps):
+            return 1.0 / ratio if is_matrix(nodes[-1].roles[names[-1]]) else 1.0
+        return ratio**-power if _kind(nodes, names, leaf) == "block matrix" else 1.0
+
+    return map_by_path(params, scale)
 
 
 def kinds(params: Any) -> Any:

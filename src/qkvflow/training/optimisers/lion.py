@@ -3,11 +3,12 @@
 import optax
 
 from qkvflow.runs.config import OptimConfig
-from qkvflow.training.optimisers.base import matrices
+from qkvflow.training.optimisers.base import matrices, mup_power
 from qkvflow.zoo.registry import OPTIMISERS
 
 
 @OPTIMISERS.register("lion")
+@mup_power(1.0)
 def make_lion(optim: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.lion(
         schedule,

@@ -16,11 +16,12 @@ import optax
 
 from qkvflow.runs.config import OptimConfig
 from qkvflow.training.optimisers.adamw import make_adamw
-from qkvflow.training.optimisers.base import kinds
+from qkvflow.training.optimisers.base import kinds, mup_power
 from qkvflow.zoo.registry import OPTIMISERS
 
 
 @OPTIMISERS.register("muon")
+@mup_power(0.5)
 def make_muon(optim: OptimConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
     muon = optax.contrib.muon(
         schedule,
