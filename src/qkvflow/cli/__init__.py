@@ -37,7 +37,7 @@ VERBS: dict[str, str] = {
     "analyze": "look inside a trained model: spectra, exponents, trajectories, weights",
     "serve": "a trained model behind HTTP, with the completions protocol of OpenAI",
     "report": "tables, figures and one page from the records of experiments",
-    "export": "write a trained model as safetensors, JSON and a model card",
+    "export": "write a trained model as files any tool can read, or for transformers",
 }
 """Verb to its one-line help; the module is `qkvflow.cli.VERB` with - as _."""
 

@@ -81,6 +81,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "report": ("qkvflow report runs/quick", "qkvflow report runs/quick runs/mine --out runs/both"),
     "export": (
         "qkvflow export runs/first --to exported",
+        "qkvflow export runs/first --format hf --to for-transformers",
         "qkvflow export runs/tuned --to merged --merge",
     ),
 }

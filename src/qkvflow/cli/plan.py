@@ -19,6 +19,9 @@ _KINDS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "dir", nargs="?", metavar="DIR", help="the model of a run directory, an export or import"
+    )
     parser.add_argument("--config", metavar="FILE", help="a YAML file; options go on top of it")
     parser.add_argument(
         "--device",
@@ -46,14 +49,23 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.distributed.mesh import MeshShape, parse_mesh
     from qkvflow.planning import estimate_run
     from qkvflow.planning.vocabulary import vocabulary_size
+    from qkvflow.runs.config import make_config
     from qkvflow.runs.config_files import load_config, parse_overrides
+    from qkvflow.runs.load import read_config
 
-    config = load_config(args.config, parse_overrides(args.overrides))
+    overrides, vocab = parse_overrides(args.overrides), args.vocab
+    if args.dir is None:
+        config = load_config(args.config, overrides)
+    elif args.config is not None:
+        raise UserError("a DIR has a configuration of its own; leave out --config")
+    else:
+        saved, size = read_config(args.dir)
+        config, vocab = make_config(saved.to_dict(), overrides), vocab or size
     if args.vocab is not None and args.vocab < 1:
         raise UserError(f"--vocab must be positive, not {args.vocab}")
     made = estimate_run(
         config,
-        vocab_size=args.vocab or vocabulary_size(config.data.spec, config.data.tokenizer),
+        vocab_size=vocab or vocabulary_size(config.data.spec, config.data.tokenizer),
         mesh=parse_mesh(args.mesh) if args.mesh else MeshShape(),
         device=args.device,
         utilisation=args.utilisation,
@@ -61,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(made, indent=2))
     else:
-        told = f"given, {args.vocab:,}" if args.vocab else config.data.tokenizer
+        told = f"given, {vocab:,}" if vocab else config.data.tokenizer
         _print(made, data=config.data.spec, size=config.model.size, vocabulary=told)
     return 0
 

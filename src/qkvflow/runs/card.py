@@ -3,35 +3,53 @@
 from typing import Any
 
 from qkvflow.lm import count_parameters
+from qkvflow.lm.accounting import weights_in_effect
 from qkvflow.runs.config import PRETRAINED
 from qkvflow.runs.load import Trained
 
+_TRANSFORMERS = ["library_name: transformers", "pipeline_tag: text-generation"]
+_USE = """```python
+import qkvflow
 
-def model_card(trained: Trained, record: dict[str, Any] | None) -> str:
-    config = trained.config
-    choice = config.model
-    params = count_parameters(trained.model).total
+trained = qkvflow.load("PATH")
+tokens = trained.tokenizer.encode("some text")
+logits = trained.model(tokens[None].astype(int))
+```""".split("\n")
+_USE_TRANSFORMERS = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+made = model.generate(**tokenizer("some text", return_tensors="pt"), max_new_tokens=50)
+print(tokenizer.decode(made[0]))
+```""".split("\n")
+
+
+def model_card(
+    trained: Trained, record: dict[str, Any] | None, model_type: str | None = None
+) -> str:
+    """`model_type` is that of `transformers`, if it is written for that."""
+    choice, params = trained.config.model, count_parameters(trained.model)
+    config, applied = choice.config, weights_in_effect(trained.model)
     lines = [
         "---",
-        "library_name: qkvflow",
+        *(_TRANSFORMERS if model_type else ["library_name: qkvflow"]),
         "tags: [language-model, jax, depth-continuous]",
         "---",
-        f"# {choice.name} ({params:,} parameters)",
+        f"# {choice.name} ({params.total:,} parameters)",
         "",
-        f"A language model with field `{choice.config.field}`, block `{choice.config.block}` and "
-        f"scheme `{choice.config.scheme}`: {choice.config.num_steps} steps along depth, width "
-        f"{choice.config.d_model}, context {choice.config.context}.",
+        f"A language model with field `{config.field}`, block `{config.block}` and "
+        f"scheme `{config.scheme}`: {config.num_steps} steps along depth, width "
+        f"{config.d_model}, context {config.context}.",
+        "",
+        f"It stores {params.total:,} parameters, {params.blocks:,} of them for its blocks; in "
+        f"effect its steps apply {applied:,} block weights."
+        + (f" Here those are written out, as `{model_type}`." if model_type else ""),
         "",
         "## Use",
-        "```python",
-        "import qkvflow",
+        *(_USE_TRANSFORMERS if model_type else _USE),
         "",
-        'trained = qkvflow.load("PATH")',
-        'tokens = trained.tokenizer.encode("some text")',
-        "logits = trained.model(tokens[None].astype(int))",
-        "```",
-        "",
-        *(_imported(trained) if config.data.spec == PRETRAINED else _training(trained)),
+        *(_imported(trained) if trained.config.data.spec == PRETRAINED else _training(trained)),
     ]
     if record is not None:
         lines += _results(record)

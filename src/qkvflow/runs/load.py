@@ -62,6 +62,17 @@ def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = 
     raise UserError(f"{path} is neither a run directory nor an export; check the path")
 
 
+def read_config(path: str | Path) -> tuple[RunConfig, int]:
+    """The configuration of a run directory or an export, and the size of its vocabulary; weights
+    are not read."""
+    path = Path(path)
+    if not (path / rundir.CONFIG).exists() and (path / CONFIG_JSON).exists():
+        config = make_config(_read_export(path)["config"])
+    else:
+        config = make_config(rundir.read_run_config(path))
+    return config, load_tokenizer(path / rundir.TOKENIZER).vocab_size
+
+
 def load_run(
     directory: str | Path, *, step: int | str = "best", layout: Layout | None = None
 ) -> Trained:
@@ -116,7 +127,7 @@ def _choose(directory: Path, checkpoints: Checkpoints, step: int | str) -> int:
     return int(step)
 
 
-def _load_export(path: Path, layout: Layout | None) -> Trained:
+def _read_export(path: Path) -> dict[str, Any]:
     content = _read_json(path / CONFIG_JSON)
     if content.get("format") != "qkvflow" or not isinstance(content.get("config"), dict):
         raise UserError(f"{path / CONFIG_JSON} is not a qkvflow export; give one made by export")
@@ -125,6 +136,11 @@ def _load_export(path: Path, layout: Layout | None) -> Trained:
             f"{path} is an export of format {content.get('version')!r}, this version reads "
             f"{FORMAT}; export it again"
         )
+    return content
+
+
+def _load_export(path: Path, layout: Layout | None) -> Trained:
+    content = _read_export(path)
     _check_files(path, content)
     config: RunConfig = make_config(content["config"])
     tokenizer = load_tokenizer(path / rundir.TOKENIZER)
