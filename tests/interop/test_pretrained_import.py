@@ -61,6 +61,8 @@ def test_a_directory_becomes_one_of_ours(name: str, start: bool, tmp_path: Path,
     assert (words.vocab_size, words.separator) == (23, 1)
     assert words.prefix == ((0,) if start else ())
     assert words.encode("ab c").tolist() == [19, 18, 4]
+    assert words.encode_prompt("ab") == [*words.prefix, 19]
+    assert words.encode_prompt("") == [0 if start else 1]
     assert words.decode([0, 19, 18, 4, 1]) == "<s>ab c</s>"
     # What a run that begins from it keeps is the same.
     again = load_tokenizer(words.save(tmp_path))

@@ -124,7 +124,7 @@ def _sample(model: Any, tokenizer: Any) -> tuple[Any, str]:
     from qkvflow.generation import generate
 
     try:
-        start = tokenizer.encode("\n").tolist()
+        start = tokenizer.encode_prompt("\n") or [0]
     except UserError:
         # An alphabet without line breaks: any token will do.
         start = [0]

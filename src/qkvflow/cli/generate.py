@@ -107,11 +107,8 @@ def _read(path: str) -> list[str]:
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a prompt; an empty one is the start of a document where tokenizers know such."""
-    if not text and not tokenizer.prefix and tokenizer.separator is not None:
-        return [tokenizer.separator]
     try:
-        return [*tokenizer.prefix, *tokenizer.encode(text).tolist()]
+        return tokenizer.encode_prompt(text)
     except UnicodeError:
         raise UserError("the prompt is not UTF-8; type it again") from None
 

@@ -189,13 +189,11 @@ def _ids(prompt: list[Any]) -> bool:
 def _prompt(prompt: Any, tokenizer: Tokenizer, limits: Limits) -> tuple[list[int], str]:
     if isinstance(prompt, str):
         try:
-            tokens = tokenizer.encode(prompt).tolist()
+            tokens = tokenizer.encode_prompt(prompt)
         except UnicodeError:
             raise Refusal(400, "the prompt is not valid Unicode; send UTF-8", "prompt") from None
         except UserError as error:
             raise Refusal(400, str(error), "prompt") from None
-        if not tokens and tokenizer.separator is not None:
-            tokens = [tokenizer.separator]
     elif isinstance(prompt, list) and _ids(prompt):
         tokens = prompt
         for token in tokens:

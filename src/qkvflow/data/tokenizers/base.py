@@ -64,6 +64,12 @@ class Tokenizer(abc.ABC):
         """Ids in the smallest unsigned type. Bytes that are not UTF-8 raise UnicodeDecodeError,
         except with the byte tokenizer."""
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Ids of a text to be continued: after the prefix, if the model wants one; an empty text is
+        the start of a document, where the tokenizer knows such."""
+        ids = [*self.prefix, *self.encode(text).tolist()]
+        return ids or ([] if self.separator is None else [self.separator])
+
     @abc.abstractmethod
     def decode(self, ids: Iterable[SupportsInt]) -> str:
         """Text; bytes that are no character become U+FFFD."""
