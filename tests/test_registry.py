@@ -15,7 +15,7 @@ NAMES = {
     "per-layer-hypernet shared universal",
     "mixer": "attention mlp selective-ssm ssm swiglu",
     "injection": "add concat diagonal none skip",
-    "scheme": "adaptive euler heun midpoint residual rk4 strang",
+    "scheme": "adaptive euler fixed-point heun midpoint residual rk4 strang",
     "optimiser": "adamw lion muon schedule-free sgd",
 }
 

@@ -190,7 +190,9 @@ def test_noise_is_drawn_in_training_and_of_the_position_elsewhere():
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="adaptive"):
-        config_of(scheme="adaptive", injection="add")
+        make(config_of(scheme="adaptive", injection="add"))
+    with pytest.raises(UserError, match="needs an injection"):
+        make(config_of(scheme="fixed-point", injection="none"))
     with pytest.raises(UserError, match="0 or more"):
         config_of(prelude=-1)
     with pytest.raises(UserError, match="injection"):

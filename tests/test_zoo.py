@@ -48,6 +48,7 @@ TABLE = {
     "universal": ("universal", "attention+mlp", "residual", "sequential"),
     "loopformer": ("modulated", "attention+mlp", "residual", "sequential"),
     "parcae": ("cycle", "attention+swiglu", "residual", "sequential"),
+    "deq": ("shared", "attention+mlp", "fixed-point", "sequential"),
 }
 
 

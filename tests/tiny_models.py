@@ -71,11 +71,18 @@ BLOCK_CASES: dict[str, dict[str, Any]] = {
 _SCHEMES: dict[str, dict[str, Any]] = {
     "euler": {"composition": "parallel"},
     "adaptive": {"tolerance": 1e-5},
+    # Small increments beside the input: the loop is contractive.
+    "fixed-point": {
+        "tolerance": 1e-5,
+        "injection": "diagonal",
+        "num_steps": 1,
+        "init_std": 0.03,
+    },
 }
 SCHEME_CASES: dict[str, dict[str, Any]] = {
     name: {"scheme": name, **_SCHEMES.get(name, {})}
     for name in _ordered(
-        SCHEMES, "residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive"
+        SCHEMES, "residual", "euler", "midpoint", "heun", "rk4", "strang", "adaptive", "fixed-point"
     )
 }
 

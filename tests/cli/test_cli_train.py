@@ -219,8 +219,10 @@ def test_eval_at_another_depth_and_context(
     for tolerance, reached in ((0.01, True), (1e-14, False)):
         code, out, err = run(*adaptive, "--tolerance", tolerance)
         assert code == 0
-        assert json.loads(out)["results"][0]["reached"] == reached
-        assert ("ran out of steps" in err) != reached
+        found = json.loads(out)["results"][0]
+        assert found["reached"] == reached
+        assert found["solver"]["missed"] == (0 if reached else found["solver"]["batches"])
+        assert (f"in {found['solver']['missed']} of" in err) != reached
     for argv, said in (
         (["--context", "64"], "do not fit"),
         (["--context", "x"], "--context must be"),

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from tiny_models import config_of
 
 from qkvflow.data import encode_corpus, get_tokenizer, load_corpus
+from qkvflow.data.corpora import Spec
 from qkvflow.data.corpus import Corpus
 from qkvflow.errors import UserError
-from qkvflow.evaluation.probes import answer_accuracy
+from qkvflow.evaluation.probes import answer_accuracy, measure_probe, wilson
 from qkvflow.lm import build_config
 
 
@@ -44,6 +46,49 @@ def test_p_hop(hops: int):
     assert corpus.floor == pytest.approx(20 * math.log(4) / 23)
     ends = {text[-1] for text in texts}
     assert ends >= set("abcd")
+
+
+def test_told_hops():
+    """Each number of hops has a symbol in the place of the question mark."""
+    corpus = load_corpus("source:p-hop?hops=1-3&sequence=20&length=20000")
+    found = [0] * 4
+    for text in documents(corpus):
+        hops = 1 + "efg".index(text[21])
+        found[hops] += 1
+        assert text[-1] == p_hop(text[:21] + "?" + text[22:], hops)
+    assert min(found[1:]) > 200
+    assert corpus.floor == pytest.approx((20 * math.log(4) + math.log(3)) / 23)
+    assert corpus.answers is not None
+    assert corpus.answers.levels == (1, 2, 3)
+    only = Spec.parse(corpus.spec).with_option("hops", corpus.answers.option(3))
+    assert {text[21] for text in documents(load_corpus(only))} == {"g"}
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 20), (7, 20), (20, 20), (180, 400)])
+def test_intervals_of_shares(right: int, count: int):
+    ends = scipy.stats.binomtest(right, count).proportion_ci(method="wilson")
+    assert wilson(right / count, count) == pytest.approx((ends.low, ends.high), abs=1e-9)
+
+
+def test_accuracy_by_difficulty():
+    corpus = load_corpus("source:addition?numbers=2&digits=1&length=6000")
+    encoded = encode_corpus(corpus, get_tokenizer("source", corpus))
+    vocab = encoded.tokenizer.vocab_size
+    model = build_config(config_of("shared", context=9), vocab_size=vocab, key=jax.random.key(0))
+    tokenizer = encoded.tokenizer
+    found = measure_probe(model, encoded.test, corpus, tokenizer, name="test", levels=(3, 4))
+    assert (found["difficulty"], found["split"]) == ("numbers", "test")
+    # Four numbers and their sum are eleven tokens, of which the last is never read.
+    assert [each["level"] for each in found["levels"]] == [2, 3]
+    assert [each["trained"] for each in found["levels"]] == [True, False]
+    assert found["left_out"] == [4]
+    other = load_corpus("source:addition?numbers=3&digits=1&length=6000&seed=0")
+    assert other.answers is not None
+    by_hand = answer_accuracy(model, encode_corpus(other, tokenizer).test, other.answers)
+    for key, value in by_hand._asdict().items():
+        assert found["levels"][1][key] == value
+    assert found["levels"][1]["floor"] == other.floor
+    assert found["low"] <= found["tokens"] <= found["high"]
 
 
 def test_addition():

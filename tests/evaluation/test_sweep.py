@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from qkvflow.cli import main
-from qkvflow.evaluation.losses import evaluate
-from qkvflow.evaluation.sweep import count_work
+from qkvflow.evaluation import evaluate
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load
 from qkvflow.schemes import make_scheme
@@ -104,7 +103,9 @@ def test_a_solver_that_runs_out_of_steps_says_so(trained: Path):
     split, _ = load_split(run, "validation")
     for tolerance, arrives in ((1e-1, True), (1e-12, False)):
         model = run.model.at_depth(scheme=make_scheme("adaptive", tolerance=tolerance))
-        assert count_work(model, split, 1, CONTEXT)[1] == arrives
+        work = evaluate(model, split, batch_size=1, max_tokens=2 * CONTEXT).solved
+        assert work is not None
+        assert (work.batches, work.missed) == (2, 0 if arrives else 2)
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,32 @@ from qkvflow.generation.decoding import prefill, steps
 from qkvflow.generation.prompts import Window, groups
 from qkvflow.generation.recompute import recompute
 from qkvflow.lm import LanguageModel
-from qkvflow.zoo import names
+from qkvflow.schemes import AbstractSolver, make_scheme
+from qkvflow.zoo import configure, entry, names
+
+
+def scheme_of(name: str) -> str:
+    return configure(entry(name), {}).scheme
+
 
 SCHEMES = ("midpoint", "heun", "rk4", "strang")
+SOLVED = [n for n in names() if isinstance(make_scheme(scheme_of(n)), AbstractSolver)]
+CACHED = [name for name in names() if name not in SOLVED]
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", SOLVED)
+def test_models_with_a_solver_keep_no_caches(name: str):
+    """They compute the sequence anew for every token, as `recompute` does, and draft nothing."""
+    model = tiny(name, init_std=0.02, tolerance=1e-5)
+    with pytest.raises(UserError, match="cannot keep caches"):
+        model.init_caches(1, 4)
+    with pytest.raises(UserError, match="no steps to draft with"):
+        generate_speculative(model, [prompt_of(5)], draft_steps=1, draft_length=2, num_tokens=2)
+    [new] = generate(model, [prompt_of(5)], num_tokens=3, temperature=0.0)
+    assert new == greedy(model, prompt_of(5), new)
+
+
+@pytest.mark.parametrize("name", CACHED)
 def test_greedy_equals_the_full_pass(name: str):
     model, prompt = tiny(name), prompt_of(5)
     [new] = generate(model, [prompt], num_tokens=10, temperature=0.0)
@@ -42,7 +62,7 @@ def test_greedy_equals_the_full_pass(name: str):
     assert drafted.drafted >= 2 * drafted.rounds > 0
 
 
-MODELS = [(name, {}) for name in names()] + [("tong", {"scheme": s}) for s in SCHEMES]
+MODELS = [(name, {}) for name in CACHED] + [("tong", {"scheme": s}) for s in SCHEMES]
 
 
 @pytest.mark.parametrize(("name", "changes"), MODELS)

@@ -20,16 +20,7 @@ from qkvflow.errors import Note, OutOfMemory, UserError
 from qkvflow.generation import generate
 from qkvflow.runs.config import RunConfig
 from qkvflow.training import loop, resume, train
-from qkvflow.training.reporter import SilentReporter
 from qkvflow.training.trackers import TRACKERS
-
-
-class Notes(SilentReporter):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def test_tokens_out_of_range_are_refused():
@@ -79,25 +70,6 @@ def test_a_solver_that_does_not_arrive_says_so():
         warnings.simplefilter("error")
         good(tokens)
         generate(good, [[1, 2, 3]], num_tokens=2)
-
-
-def test_training_says_that_its_solver_does_not_arrive(
-    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    pytest.importorskip("diffrax")
-    seen = []
-
-    def count_work(model: object, *rest: object) -> tuple[float, bool]:
-        seen.append(model)
-        return 1.0, len(seen) != 1
-
-    monkeypatch.setattr(loop, "count_work", count_work)
-    model = {"scheme": "adaptive", "tolerance": 1.0, "context": 4, "d_model": 8}
-    train_options = {"steps": 2, "eval_every": 1, "batch_size": 1, "eval_tokens": 16}
-    told = Notes()
-    train(tiny(model=model, train=train_options), tmp_path / "run", reporter=told)
-    assert len(seen) == 2
-    assert len([line for line in told.lines if "ran out of its 256 steps" in line]) == 1
 
 
 def test_eval_of_a_changed_corpus_says_so(

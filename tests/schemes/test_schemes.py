@@ -24,6 +24,7 @@ from qkvflow.schemes import (
     AbstractScheme,
     AbstractStepScheme,
     Adaptive,
+    FixedPoint,
     Heun,
     Midpoint,
     Parallel,
@@ -131,7 +132,8 @@ def non_autonomous() -> tuple[AbstractField, np.ndarray, np.ndarray]:
 
 
 def test_every_scheme_is_measured():
-    assert {type(make_scheme(name)) for name in SCHEMES} <= {*ORDERS, Adaptive}
+    """A fixed point has no order; it has a test file of its own."""
+    assert {type(make_scheme(name)) for name in SCHEMES} <= {*ORDERS, Adaptive, FixedPoint}
 
 
 FLOWS: dict[str, Callable[[], tuple[AbstractField, np.ndarray, np.ndarray]]] = {
@@ -198,7 +200,9 @@ def test_residual_steps_add_whole_increments():
 
 def test_default_horizon():
     assert default_horizon("residual", 6) == 6.0
-    assert {default_horizon(name, 6) for name in SCHEMES if name != "residual"} == {1.0}
+    loops = {"residual", "fixed-point"}
+    assert {default_horizon(name, 6) for name in loops} == {6.0}
+    assert {default_horizon(name, 6) for name in SCHEMES if name not in loops} == {1.0}
     assert {make_scheme("residual", composition=c).default_horizon(6) for c in COMPOSITIONS} == {
         6.0
     }

@@ -122,6 +122,33 @@ def test_draws():
     assert parse_recurrence("fixed").mean_steps(8, 2) == 8
 
 
+def test_a_ramp_grows_the_number_that_is_drawn():
+    """r = ceil(min(1, 2 s / S) drawn), of one program, and the mean is that of the run's steps."""
+    ramp, key = parse_recurrence("fixed+ramp:0.5"), jax.random.key(0)
+    at = jax.jit(lambda done: draw(ramp, 8, key, done))
+    found = [int(at(step / 20)) for step in range(1, 21)]
+    assert found == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8, *[8] * 10]
+    assert ramp.mean_steps(8, 3, 20) == pytest.approx(np.maximum(found, 3).mean())
+    steps, keys = np.arange(1, 101) / 100, jax.random.split(key, 100)
+    drawn = parse_recurrence("2-9+ramp:0.8")
+    many = jax.vmap(lambda step: jax.vmap(lambda key: draw(drawn, 8, key, step))(keys))(steps)
+    assert drawn.mean_steps(8, 4, 100) == pytest.approx(np.maximum(many, 4).mean(), rel=0.03)
+    # The loss is that of the number of loops, and a step costs what its number costs.
+    model = looped(num_steps=8)
+    train = TrainConfig(recurrence="fixed+ramp:0.5", backprop_steps=2, steps=20)
+    objective = make_objective(train)
+    value = eqx.filter_jit(
+        lambda done: objective(model, TOKENS, TARGETS, key=None, depth_key=key, done=done)[0]
+    )
+    for step in (4, 20):
+        expected = loss(model.at_depth(found[step - 1]), TOKENS, TARGETS)
+        assert float(value(jnp.float32(step / 20))) == pytest.approx(float(expected), rel=1e-5)
+    one, two = count_flops(model.at_depth(2)), count_flops(model.at_depth(3))
+    free = 100 * (two.forward - one.forward)
+    mean = np.maximum(found, 2).mean()
+    assert step_flops(train, model, 100) == pytest.approx(100 * one.training + (mean - 2) * free)
+
+
 def test_steps_without_a_gradient_cost_a_third():
     model = looped()
     both = count_flops(model.at_depth(2)), count_flops(model.at_depth(3))
@@ -138,6 +165,8 @@ def test_steps_without_a_gradient_cost_a_third():
         ({"recurrence": "4-8"}, {}, "needs train.backprop_steps"),
         ({"recurrence": "8-4", "backprop_steps": 2}, {}, "4-32"),
         ({"recurrence": "poisson", "backprop_steps": 2}, {}, "4-32"),
+        ({"recurrence": "fixed+ramp:2", "backprop_steps": 2}, {}, "ramp:0.5"),
+        ({"recurrence": "4-8+rump:0.5", "backprop_steps": 2}, {}, "ramp:0.5"),
         ({"backprop_steps": 99}, {}, "more than"),
         ({"backprop_steps": 0}, {}, "backprop_steps"),
         ({"backprop_steps": 2}, {"scheme": "adaptive"}, "fixed scheme"),

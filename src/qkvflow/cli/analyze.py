@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     tokens, text = _text(model, trained.tokenizer, args.text)
     notes = []
     if type(model.scheme) is not type(asked.scheme):
-        notes.append("The adaptive scheme has no steps of its own: RK4 on the grid stands for it.")
+        name = type(model.scheme).__name__
+        notes.append(f"A solver has no steps of its own: {name} steps on the grid stand for it.")
     if args.text is None:
         notes.append("The text is a sample of the model's own; --text gives another.")
     about = {

@@ -30,6 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=int, metavar="N", help="windows spread evenly, not all"
     )
+    parser.add_argument(
+        "--levels", metavar="N[,N...]", help="difficulties of a probe to answer too, e.g. 1,2,8"
+    )
     add_checkpoint_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
     add_parallel_options(parser)
@@ -42,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
 def _eval(args: argparse.Namespace) -> int:
     from qkvflow.compilation import use_compilation_cache
     from qkvflow.distributed import hosts, make_layout
-    from qkvflow.evaluation.probes import answer_accuracy
-    from qkvflow.runs.corpus import load_probe
+    from qkvflow.evaluation.probes import measure_probe
+    from qkvflow.runs.corpus import load_part
+    from qkvflow.runs.depths import parse_levels
     from qkvflow.runs.load import load
 
     for name in ("num_steps", "batch_size", "max_tokens"):
@@ -55,7 +59,12 @@ def _eval(args: argparse.Namespace) -> int:
     layout = make_layout(args.mesh)
     trained = load(args.dir, step=checkpoint_step(args.checkpoint), layout=layout)
     model = at_depth(trained.model, trained.config.model.config, args)
-    split, floor, answers = load_probe(trained, args.split, spec=args.data, data_dir=args.data_dir)
+    levels = parse_levels(args.levels or "none")
+    split, corpus = load_part(trained, args.split, spec=args.data, data_dir=args.data_dir)
+    if levels and corpus.answers is None:
+        raise UserError(
+            f"--levels is for probes such as source:p-hop, which '{corpus.spec}' is not"
+        )
     results = [
         _evaluate(trained, model, split, context, args, layout)
         for context in contexts_of(args.context, trained.model.context)
@@ -67,13 +76,15 @@ def _eval(args: argparse.Namespace) -> int:
         "split": args.split,
         "num_steps": model.num_steps,
         "scheme": args.scheme or trained.config.model.config.scheme,
-        "floor": floor,
+        "floor": corpus.floor,
         "results": results,
     }
     if not hosts.is_rank0():
         return 0
-    if answers is not None:
-        answer["accuracy"] = answer_accuracy(model, split, answers)._asdict()
+    if corpus.answers is not None:
+        answer["accuracy"] = measure_probe(
+            model, split, corpus, trained.tokenizer, name=args.split, levels=levels
+        )
     if args.json:
         print(json.dumps(answer, indent=1))
     else:
@@ -83,14 +94,17 @@ def _eval(args: argparse.Namespace) -> int:
 
 def at_depth(model: Any, config: Any, args: argparse.Namespace) -> Any:
     """The model on another grid or with another solver, as asked."""
-    from qkvflow.schemes import make_scheme
+    from qkvflow.schemes import AbstractSolver, make_scheme
 
-    if args.tolerance is not None and args.scheme != "adaptive":
-        raise UserError("--tolerance is for --scheme adaptive")
     scheme = None
-    if args.scheme is not None:
+    if args.scheme is not None or args.tolerance is not None:
+        name = args.scheme or config.scheme
         tolerance = config.tolerance if args.tolerance is None else args.tolerance
-        scheme = make_scheme(args.scheme, composition=config.composition, tolerance=tolerance)
+        scheme = make_scheme(name, composition=config.composition, tolerance=tolerance)
+        if args.tolerance is not None and not isinstance(scheme, AbstractSolver):
+            raise UserError(
+                f"--tolerance is for solvers such as --scheme adaptive, which {name} is not"
+            )
     return model.at_depth(args.num_steps, scheme)
 
 
@@ -113,37 +127,22 @@ def _evaluate(
         max_tokens=args.max_tokens,
         layout=layout,
     )
-    reached = _arrives(model, split, context, args)
-    if reached is False:
+    work = evaluation.solved
+    if work is not None and work.missed:
         print(
-            f"note: at context {context} the solver ran out of steps, so this is no loss of the"
-            " flow at its end; give a larger --tolerance",
+            f"note: in {work.missed} of {work.batches} batches at context {context} "
+            f"{model.scheme.gave_up()}",
             file=sys.stderr,
         )
     return {
         "context": context,
-        "reached": reached,
+        "reached": work is None or not work.missed,
+        "solver": None if work is None else work._asdict(),
         "trained_context": trained.model.context,
         "tokens": evaluation.tokens,
         **evaluation.summary(),
         "by_position": positions_of(evaluation.by_position),
     }
-
-
-def _arrives(model: Any, split: Any, context: int, args: argparse.Namespace) -> bool | None:
-    """Whether the solver has steps enough, on one batch; None if several processes share it."""
-    import jax
-
-    from qkvflow.evaluation.losses import evaluation_batch
-    from qkvflow.evaluation.sweep import count_work
-    from qkvflow.schemes import Adaptive
-
-    if not isinstance(model.scheme, Adaptive):
-        return True
-    if jax.process_count() > 1:
-        return None
-    size = args.batch_size or evaluation_batch(context, model.vocab_size)
-    return count_work(model, split, size, args.max_tokens, batches=1, context=context)[1]
 
 
 def _print(answer: dict[str, Any]) -> None:
@@ -155,13 +154,31 @@ def _print(answer: dict[str, Any]) -> None:
             f"{each['bits_per_byte']:.4f} bits/byte, perplexity {each['perplexity']:.2f} "
             f"({each['tokens']:,} tokens)"
         )
+        if work := each["solver"]:
+            print(
+                f"  solver: arrived in {work['batches'] - work['missed']} of {work['batches']} "
+                f"batches, {work['evaluations']:.1f} evaluations of a block on average, largest "
+                f"residual {work['residual']:.2g}"
+            )
         for part in each["by_position"]:
             print(f"  positions {part['first']}-{part['last']}: {part['nats']:.4f}")
     if found := answer.get("accuracy"):
         print(
-            f"answers: {found['tokens']:.2%} ± {found['standard_error']:.2%} of tokens right, "
-            f"{found['documents']:.2%} of {found['count']:,} documents; "
-            f"a guess has {found['chance']:.2%}"
+            f"answers: {_share(found)} of tokens right, {found['documents']:.2%} of "
+            f"{found['count']:,} documents; a guess has {found['chance']:.2%}"
         )
+        for each in found["levels"] if len(found["levels"]) > 1 else ():
+            there = "" if each["trained"] else " (not trained on)"
+            print(f"  {found['difficulty']} {each['level']}: {_share(each)}{there}")
+        for level in found["left_out"]:
+            print(f"  {found['difficulty']} {level}: the model has no positions or symbols for it")
     if answer["floor"] is not None:
-        print(f"the entropy rate of this source is {answer['floor']:.4f} nats/token")
+        print(
+            f"the best possible loss, the entropy rate of this source, is {answer['floor']:.4f} "
+            "nats/token"
+        )
+
+
+def _share(found: dict[str, Any]) -> str:
+    ends = f"{found['low']:.2%} to {found['high']:.2%}"
+    return f"{found['tokens']:.2%} (95 % interval {ends})"

@@ -11,7 +11,9 @@ def add_depth_options(parser: argparse.ArgumentParser) -> None:
     """How depth is traversed, for `eval.at_depth`."""
     parser.add_argument("--num-steps", type=int, metavar="N", help="another number of depth steps")
     parser.add_argument("--scheme", help="another scheme: euler, heun, rk4, adaptive, ...")
-    parser.add_argument("--tolerance", type=float, metavar="X", help="of the adaptive scheme")
+    parser.add_argument(
+        "--tolerance", type=float, metavar="X", help="of a solver (adaptive, fixed-point)"
+    )
 
 
 def add_checkpoint_option(parser: argparse.ArgumentParser) -> None:

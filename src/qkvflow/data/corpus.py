@@ -20,6 +20,14 @@ class Answers:
     """Of the answer tokens in a document."""
     chance: float
     """Accuracy of a guess among the symbols that an answer can be."""
+    difficulty: str = ""
+    """The option of the source that makes it harder."""
+    levels: tuple[int, ...] = ()
+    """Its values in the text; several where a document tells which it has."""
+
+    def option(self, level: int) -> str:
+        """The value of the option for documents of one level, written as in this text."""
+        return str(level) if len(self.levels) < 2 else f"{level}-{level}"
 
 
 @dataclass(frozen=True)

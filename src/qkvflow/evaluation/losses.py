@@ -26,12 +26,32 @@ from qkvflow.data.batches import (
 )
 from qkvflow.distributed import Layout, check_batch, hosts, one_device
 from qkvflow.errors import UserError
-from qkvflow.lm import LanguageModel, token_losses
+from qkvflow.lm import LanguageModel, Work, token_losses, token_losses_and_work
+from qkvflow.schemes import AbstractSolver
 
 GROUP = 16
 """Batches in one program call: enough to reuse its memory, few enough to stop soon."""
 _BATCH_TOKENS = 1 << 13
 _BATCH_LOGITS = 1 << 26
+
+
+class Solved(NamedTuple):
+    """What a solver did for the batches of an evaluation, or for the steps of training."""
+
+    batches: int
+    missed: int
+    """Batches that it did not arrive with: their losses are not those of what it solves."""
+    evaluations: float
+    """Of a whole block of the core, mean over batches."""
+    residual: float
+    """The largest."""
+
+
+def solved(work: Work) -> Solved:
+    """From entries for every batch."""
+    evaluations = np.asarray(work.evaluations, np.float64)
+    missed = int(np.count_nonzero(~np.asarray(work.arrived)))
+    return Solved(len(evaluations), missed, float(evaluations.mean()), float(np.max(work.residual)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +68,8 @@ class Evaluation:
     context: int
     by_position: np.ndarray
     """Mean loss of the tokens at each position of a window."""
+    solved: Solved | None = None
+    """Where a solver traverses depth."""
 
     @property
     def perplexity(self) -> float:
@@ -100,8 +122,9 @@ def evaluation_groups(
 
 def make_group_losses(
     static: Any, context: int, layout: Layout | None = None
-) -> Callable[..., Array]:
-    """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked."""
+) -> Callable[..., tuple[Array, Work | None]]:
+    """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked, and
+    every batch's work where there is a solver."""
 
     def losses(
         params: Any,
@@ -109,7 +132,7 @@ def make_group_losses(
         starts: Int[Array, "group batch"],
         lengths: Int[Array, "group batch"],
         count: Int[Array, ""],
-    ) -> Float[Array, "group batch seq"]:
+    ) -> tuple[Float[Array, "group batch seq"], Work | None]:
         def batch(index: Any) -> tuple[Array, Array]:
             return gather_windows(tokens, starts[index], context)
 
@@ -125,21 +148,28 @@ def _losses(
     count: Int[Array, ""],
     context: int,
     layout: Layout | None,
-) -> Float[Array, "group batch seq"]:
+) -> tuple[Float[Array, "group batch seq"], Work | None]:
     # The weights along depth are made once for all batches, not once for each.
     model = model.precomputed()
     if layout is not None:
         model = layout.shard_model(model)
 
-    def body(index: Any, out: Array) -> Array:
+    solves = isinstance(model.scheme, AbstractSolver)
+
+    def body(index: Any, out: tuple[Array, Work | None]) -> tuple[Array, Work | None]:
         inputs, targets = batch(index)
         if layout is not None:
             inputs, targets = layout.shard_batch(inputs), layout.shard_batch(targets)
-        each = token_losses(model, inputs, targets)
-        mask = window_mask(lengths[index], context)
-        return out.at[index].set(jnp.where(mask, each, 0.0))
+        if solves:
+            each, work = token_losses_and_work(model, inputs, targets)
+        else:
+            each, work = token_losses(model, inputs, targets), None
+        made = jnp.where(window_mask(lengths[index], context), each, 0.0), work
+        return jax.tree.map(lambda all, one: all.at[index].set(one), out, made)
 
-    return jax.lax.fori_loop(0, count, body, jnp.zeros((*lengths.shape, context)))
+    size = lengths.shape[0]
+    none = Work(jnp.zeros(size), jnp.zeros(size, bool), jnp.zeros(size)) if solves else None
+    return jax.lax.fori_loop(0, count, body, (jnp.zeros((*lengths.shape, context)), none))
 
 
 def evaluate(
@@ -206,11 +236,20 @@ class Evaluator:
             return
 
     def __call__(self, params: Any) -> Evaluation:
-        losses = np.concatenate([np.asarray(each, np.float64) for each in self._each(params)])
+        made = [jax.device_get(each) for each in self._each(params)]
+        losses = np.concatenate([each.astype(np.float64) for each, _ in made])
         lengths = self._groups.lengths.reshape(-1)
-        return summarise(
+        found = summarise(
             losses.reshape(-1, self._context)[lengths > 0], lengths[lengths > 0], self._split
         )
+        if made[0][1] is None:
+            return found
+        parts = [
+            jax.tree.map(lambda leaf, n=count: leaf[:n], work)
+            for (_, work), count in zip(made, self._groups.counts, strict=True)
+        ]
+        work = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+        return dataclasses.replace(found, solved=solved(work))
 
     def _each(self, params: Any, batches: int = GROUP) -> Iterator[Any]:
         for starts, lengths, count in zip(*self._groups, strict=True):
@@ -233,8 +272,12 @@ class Evaluator:
         )
 
 
-def _host_group_losses(static: Any, context: int, layout: Layout) -> Callable[..., Array]:
-    def losses(params: Any, batches: tuple[Array, Array], lengths: Array, count: Array) -> Array:
+def _host_group_losses(
+    static: Any, context: int, layout: Layout
+) -> Callable[..., tuple[Array, Work | None]]:
+    def losses(
+        params: Any, batches: tuple[Array, Array], lengths: Array, count: Array
+    ) -> tuple[Array, Work | None]:
         inputs, targets = batches
         model = eqx.combine(params, static)
         return _losses(model, lambda i: (inputs[i], targets[i]), lengths, count, context, layout)

@@ -5,15 +5,19 @@ trained with; an answer is right where the most likely token is it, given everyt
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from qkvflow.data import TokenArray
-from qkvflow.data.corpus import Answers
+from qkvflow.data import TokenArray, load_corpus
+from qkvflow.data.corpora import Spec
+from qkvflow.data.corpus import Answers, Corpus
+from qkvflow.data.encode import encode_split
+from qkvflow.data.tokenizers import Tokenizer
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel
 
@@ -31,6 +35,9 @@ class Accuracy(NamedTuple):
     """Documents."""
     chance: float
     """Of a guess among the symbols that an answer can be, per token."""
+    low: float
+    high: float
+    """95 % interval of `tokens`, over documents (Wilson's, so that 0 and 1 have a width)."""
 
 
 def answer_accuracy(
@@ -57,7 +64,62 @@ def answer_accuracy(
     means = each.mean(axis=1)
     error = float(means.std(ddof=1) / math.sqrt(count)) if count > 1 else 0.0
     whole = float(each.all(axis=1).mean())
-    return Accuracy(float(means.mean()), error, whole, count, answers.chance)
+    mean = float(means.mean())
+    # Answers of a document are not independent: as many as would have this error, were they.
+    independent = mean * (1.0 - mean) / error**2 if error and 0.0 < mean < 1.0 else count
+    return Accuracy(mean, error, whole, count, answers.chance, *wilson(mean, independent))
+
+
+def wilson(share: float, count: int | float) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` independent trials."""
+    z = 1.959963984540054
+    middle = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
+    low, high = ((middle + sign * half) / (1 + z**2 / count) for sign in (-1, 1))
+    return low, high
+
+
+def measure_probe(
+    model: LanguageModel,
+    split: TokenArray,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    *,
+    name: str,
+    levels: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Accuracy on a split of a probe, and on the same split of the source at other difficulties:
+    `accuracy` in docs/records.md. Levels whose documents the model has no positions or no symbols
+    for are `left_out`."""
+    answers = corpus.answers
+    assert answers is not None
+    own = answer_accuracy(model, split, answers)
+    found, left_out = [], []
+    for level in sorted({*answers.levels, *levels}):
+        made, floor = own, corpus.floor
+        if answers.levels != (level,):
+            spec = Spec.parse(corpus.spec).with_option(answers.difficulty, answers.option(level))
+            other = load_corpus(spec)
+            assert other.answers is not None
+            size = other.answers.document_tokens
+            try:
+                tokens = encode_split(getattr(other, name), tokenizer)
+            except UserError:  # More hops than the model has symbols to be told.
+                tokens = None
+            if tokens is None or (model.positions is not None and size > model.context + 1):
+                left_out.append(level)
+                continue
+            made, floor = answer_accuracy(model, tokens, other.answers), other.floor
+        trained = level in answers.levels
+        found.append({"level": level, "trained": trained, **made._asdict(), "floor": floor})
+    return {
+        "split": name,
+        "difficulty": answers.difficulty,
+        "floor": corpus.floor,
+        **own._asdict(),
+        "levels": found,
+        "left_out": left_out,
+    }
 
 
 @eqx.filter_jit

@@ -1,6 +1,6 @@
 """Depth as a dial: what a trained model loses and costs on other grids and with other schemes.
 
-A setting is a scheme with a number of steps, or an adaptive solver with a tolerance. The flow is
+A setting is a scheme with a number of steps, or a solver with a tolerance. The flow is
 the trained one in all of them (the horizon stays), so the finest settings show where it leads,
 and the others what a coarser way through it costs in quality and saves in work.
 """
@@ -11,22 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
 
 from qkvflow.data import TokenArray
-from qkvflow.data.batches import host_windows
 from qkvflow.errors import UserError
-from qkvflow.evaluation.losses import Evaluator, evaluate, evaluation_batch, evaluation_groups
+from qkvflow.evaluation.losses import Evaluator, evaluate, evaluation_batch
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.accounting import count_evaluations
-from qkvflow.schemes import AbstractStepScheme, make_scheme
-from qkvflow.zoo import ModelConfig
-
-_COUNTED_BATCHES = 8
-"""Batches in which the evaluations of an adaptive scheme are counted, spread over the split."""
+from qkvflow.schemes import AbstractScheme, AbstractSolver, AbstractStepScheme, make_scheme
+from qkvflow.zoo import SCHEMES, ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +27,9 @@ class Setting:
 
     scheme: str
     num_steps: int | None
-    """None for an adaptive scheme."""
+    """None for a solver."""
     tolerance: float | None = None
-    """Of an adaptive scheme."""
+    """Of a solver."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +56,9 @@ class Point:
     ms_per_token: float
     """Forward in the batches of an evaluation, on this machine, without compilation."""
     reached: bool
-    """Whether the solver met its tolerance within the steps it may take."""
+    """Whether the solver met its tolerance within the steps it may take, in every batch."""
+    missed: int = 0
+    """Batches in which it did not."""
 
 
 def settings_of(
@@ -80,9 +74,10 @@ def settings_of(
     if not all(isinstance(make_scheme(scheme), AbstractStepScheme) for scheme in schemes):
         raise UserError("--schemes are fixed schemes; give tolerances with --adaptive 1e-2,1e-3")
     found = [Setting(scheme, steps) for scheme in schemes for steps in num_steps]
-    found += [Setting("adaptive", None, tolerance) for tolerance in tolerances]
-    fixed = isinstance(model.scheme, AbstractStepScheme)
-    if fixed and not any(_is_trained(model, x, composition) for x in found):
+    own = isinstance(model.scheme, AbstractSolver)
+    # A solver of the model's own has tolerances too.
+    found += [Setting(own_scheme if own else "adaptive", None, each) for each in tolerances]
+    if not own and not any(_is_trained(model, x, composition) for x in found):
         found.insert(0, Setting(own_scheme, model.num_steps))
     return list(dict.fromkeys(found))
 
@@ -102,8 +97,14 @@ def sweep_depth(
 
 def _is_trained(model: LanguageModel, setting: Setting, composition: str) -> bool:
     """Euler's step is the residual step: the horizon tells them apart, and it stays."""
-    own = setting.num_steps == model.num_steps and setting.tolerance is None
-    return own and make_scheme(setting.scheme, composition=composition) == model.scheme
+    if setting.tolerance is None and setting.num_steps != model.num_steps:
+        return False
+    return _scheme(setting, composition) == model.scheme
+
+
+def _scheme(setting: Setting, composition: str) -> AbstractScheme:
+    tolerance = 1e-3 if setting.tolerance is None else setting.tolerance
+    return make_scheme(setting.scheme, composition=composition, tolerance=tolerance)
 
 
 def _measure(
@@ -113,10 +114,7 @@ def _measure(
     composition: str,
     max_tokens: int | None,
 ) -> Point:
-    scheme = make_scheme(
-        setting.scheme, composition=composition, tolerance=setting.tolerance or 1e-3
-    )
-    changed = model.at_depth(setting.num_steps, scheme)
+    changed = model.at_depth(setting.num_steps, _scheme(setting, composition))
     params, static = eqx.partition(changed, eqx.is_inexact_array)
     batch_size = evaluation_batch(model.context, model.vocab_size)
     evaluator = Evaluator(
@@ -126,10 +124,8 @@ def _measure(
     begin = time.perf_counter()
     evaluation = evaluator(params)
     seconds = time.perf_counter() - begin
-    evaluations, reached = float(count_evaluations(changed)), True
-    if setting.tolerance is not None:
-        evaluations, reached = count_work(changed, split, batch_size, max_tokens)
-    flops = count_flops(changed, evaluations=evaluations if setting.tolerance else None)
+    work = evaluation.solved
+    flops = count_flops(changed, evaluations=None if work is None else work.evaluations)
     return Point(
         scheme=setting.scheme,
         num_steps=setting.num_steps,
@@ -140,11 +136,12 @@ def _measure(
         bits_per_byte=evaluation.bits_per_byte,
         perplexity=evaluation.perplexity,
         tokens=evaluation.tokens,
-        evaluations=evaluations,
+        evaluations=float(count_evaluations(changed)) if work is None else work.evaluations,
         flops_per_token=flops.forward,
         flops_per_pass=flops.generation,
         ms_per_token=1000.0 * seconds / evaluator.tokens_run,
-        reached=reached,
+        reached=work is None or not work.missed,
+        missed=0 if work is None else work.missed,
     )
 
 
@@ -157,60 +154,30 @@ def evaluate_depths(
     model: LanguageModel, config: ModelConfig, split: TokenArray, depths: Sequence[str]
 ) -> list[dict[str, Any]]:
     """`{num_steps, scheme, nats, split}` of a trained model at N and at every depth: a multiple of
-    N, or `adaptive`.
+    N, or a scheme.
 
-    A solver that runs out of steps leaves a state of some depth before the end; the loss of that
-    is nobody's, and `nats` is None.
+    A solver that gives up leaves a state on the way; the loss of that is nobody's: `nats` is None
+    where there was such a batch, and `solver` says how many there were.
     """
     found = []
-    batch_size = evaluation_batch(model.context, model.vocab_size)
     for depth in dict.fromkeys(["1", *depths]):
-        steps, scheme = config.num_steps, None
-        if depth == "adaptive":
-            scheme = make_scheme("adaptive", tolerance=config.tolerance)
+        steps, name, scheme = config.num_steps, config.scheme, None
+        if depth in SCHEMES:
+            name = depth
+            options = {"composition": config.composition, "tolerance": config.tolerance}
+            scheme = make_scheme(depth, **options)
         else:
             steps = max(1, round(float(depth) * config.num_steps))
         changed = model.at_depth(steps, scheme)
-        arrives = scheme is None or count_work(changed, split, batch_size, DEPTH_TOKENS)[1]
+        evaluation = evaluate(changed, split, max_tokens=DEPTH_TOKENS)
+        work = evaluation.solved
         found.append(
             {
-                "num_steps": None if depth == "adaptive" else steps,
-                "scheme": "adaptive" if depth == "adaptive" else config.scheme,
-                "nats": evaluate(changed, split, max_tokens=DEPTH_TOKENS).nats if arrives else None,
+                "num_steps": steps if work is None else None,
+                "scheme": name,
+                "nats": evaluation.nats if work is None or not work.missed else None,
                 "split": "validation",
+                **({} if work is None else {"solver": work._asdict()}),
             }
         )
     return found
-
-
-def count_work(
-    model: LanguageModel,
-    split: TokenArray,
-    batch_size: int,
-    max_tokens: int | None,
-    batches: int = _COUNTED_BATCHES,
-    context: int | None = None,
-) -> tuple[float, bool]:
-    """Mean evaluations that the solver makes for a batch, and whether it always arrives.
-
-    Of `batches` batches spread over the text, or fewer if there are fewer.
-    """
-    context = context or model.context
-    groups = evaluation_groups(len(split), context, batch_size, max_tokens)
-    starts = groups.starts.reshape(-1, batch_size)[: sum(groups.counts)]
-    chosen = starts[np.unique(np.linspace(0, len(starts) - 1, batches).astype(int))]
-    found = [_work(model, jnp.asarray(_inputs(split, each, context))) for each in chosen]
-    counts, arrived = zip(*jax.device_get(found), strict=True)
-    return float(np.mean(counts)), all(arrived)
-
-
-def _inputs(split: TokenArray, starts: Any, context: int) -> np.ndarray:
-    return host_windows(split.tokens, starts, context)[0].astype(np.int32)
-
-
-@eqx.filter_jit
-def _work(
-    model: LanguageModel, tokens: Int[Array, "batch seq"]
-) -> tuple[Float[Array, ""] | Int[Array, ""], Bool[Array, ""]]:
-    solution = model.integrate(tokens)
-    return jnp.asarray(solution.num_evaluations), jnp.asarray(solution.succeeded)

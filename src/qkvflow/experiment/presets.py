@@ -112,6 +112,25 @@ PRESETS: dict[str, dict[str, Any]] = {
         "optim": {"lr": 1e-3},
         "budget": {"steps": 600},
     },
+    "looped": {
+        "title": "Do looped models pay at equal cost?",
+        # Twelve layers are passed by all but deq, which passes as many as it takes.
+        "models": [
+            "standard=standard:num_steps=12",
+            "shared=shared:num_steps=12",
+            "cycle",
+            "huginn=huginn:num_steps=2",
+            "parcae=parcae:num_steps=4",
+            "deq",
+        ],
+        "data": {"spec": "stdlib?split=0.96,0.02,0.02"},
+        "model": {"d_model": 64, "num_heads": 4, "context": 64},
+        "train": {"batch_size": 16},
+        "optim": {"lr": 1e-3, "warmup": 100},
+        "budget": {"steps": 2000},
+        "match": "flops",
+        "seeds": 3,
+    },
     "ssm-state": {
         "title": "How many states does a time-indexed state space layer need?",
         "models": list(_SSM_MODELS),

@@ -175,7 +175,9 @@ def check_scheme(model: LanguageModel, rule: EarlyExit) -> None:
     if float(rule.exit) > 0.0 and model.exit_gate is None:
         raise UserError("this model has no exit gate; use entropy=X or change=X")
     if not isinstance(model.scheme, AbstractStepScheme):
-        raise UserError("an adaptive scheme chooses its own depth; use a fixed one")
+        raise UserError(
+            "a solver (adaptive, fixed-point) chooses its own depth; use a fixed scheme"
+        )
 
 
 def parse_early_exit(text: str) -> EarlyExit:

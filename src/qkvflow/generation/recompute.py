@@ -1,8 +1,8 @@
 """Generation without caches: the whole sequence again for every token.
 
-For schemes that cannot keep caches (adaptive steps), and the plain twin that the cached path
+For schemes that cannot keep caches (solvers), and the plain twin that the cached path
 is tested against. The sequence is padded to a multiple of 64 so that few shapes are compiled.
-Padding comes after the last token, which cannot see it; an adaptive solver's error control does,
+Padding comes after the last token, which cannot see it; a solver's error control does,
 so there the result agrees with an unpadded pass up to the solver's tolerance.
 """
 
@@ -19,7 +19,7 @@ from qkvflow.errors import Note
 from qkvflow.generation.prompts import Window, round_up
 from qkvflow.generation.sampling import Sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
-from qkvflow.schemes.adaptive import Adaptive, out_of_steps
+from qkvflow.schemes import AbstractSolver
 
 PAD = 64
 
@@ -53,8 +53,8 @@ def recompute(
         padded = np.zeros((1, max(size, len(seen))), np.int32)
         padded[0, : len(seen)] = seen
         logits, arrived = _last_logits(model, jnp.asarray(padded), jnp.int32(len(seen) - 1))
-        if not told and not arrived and isinstance(model.scheme, Adaptive):
-            warnings.warn(out_of_steps(model.scheme.max_steps), Note, stacklevel=2)
+        if not told and not arrived and isinstance(model.scheme, AbstractSolver):
+            warnings.warn(model.scheme.gave_up(), Note, stacklevel=2)
             told = True
         text.append(int(sampler(logits, token_keys(keys, jnp.int32(len(text))))[0]))
         yield text[-1]

@@ -190,7 +190,7 @@ def stream_speculative(
 def make_pair(model: LanguageModel, draft_steps: int, draft_length: int) -> Models:
     """The model and its draft, with weights along depth made for both grids."""
     if not isinstance(model.scheme, AbstractStepScheme):
-        raise UserError("an adaptive scheme has no number of steps to draft with; use a fixed one")
+        raise UserError("a solver (adaptive, fixed-point) has no steps to draft with; use another")
     if not 1 <= draft_steps < model.num_steps:
         raise UserError(
             f"draft steps must be at least 1 and fewer than the model's {model.num_steps}, "

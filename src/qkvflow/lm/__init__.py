@@ -8,7 +8,7 @@ from qkvflow.lm.accounting import (
     weights_in_effect,
 )
 from qkvflow.lm.assembly import abstract, build, build_config
-from qkvflow.lm.loss import loss, num_pieces, token_losses
+from qkvflow.lm.loss import Work, loss, num_pieces, token_losses, token_losses_and_work
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
 
@@ -17,6 +17,7 @@ __all__ = [
     "LanguageModel",
     "Parameters",
     "Segment",
+    "Work",
     "abstract",
     "build",
     "build_config",
@@ -25,5 +26,6 @@ __all__ = [
     "loss",
     "num_pieces",
     "token_losses",
+    "token_losses_and_work",
     "weights_in_effect",
 ]

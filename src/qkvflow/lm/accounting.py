@@ -12,7 +12,7 @@ from qkvflow.blocks.base import Block
 from qkvflow.fields.hypernet import Generator, is_generator
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
-from qkvflow.schemes import AbstractStepScheme
+from qkvflow.schemes import AbstractSolver, AbstractStepScheme
 
 
 def count(tree: Any) -> int:
@@ -70,7 +70,7 @@ class Flops(NamedTuple):
 
 
 def count_evaluations(model: LanguageModel) -> int:
-    """Evaluations of a whole block of the core; for an adaptive scheme, a step counts as one."""
+    """Evaluations of a whole block of the core; for a solver, a step counts as one."""
     return _evaluations(model.core)
 
 
@@ -80,10 +80,12 @@ def _evaluations(segment: Segment) -> int:
     return segment.num_steps
 
 
-def _made(segment: Segment) -> int:
+def _made(segment: Segment, evaluations: int | float) -> int | float:
     """Blocks that are made in a pass."""
     if isinstance(segment.scheme, AbstractStepScheme):
         return segment.num_steps * len(segment.scheme.stages)
+    if isinstance(segment.scheme, AbstractSolver):
+        return segment.scheme.blocks_made(segment.num_steps, evaluations)
     return segment.num_steps
 
 
@@ -92,17 +94,18 @@ def count_flops(
 ) -> Flops:
     """At sequences of `context` tokens (default: the model's own).
 
-    `evaluations` is how many an adaptive scheme of the core was found to make.
+    `evaluations` is how many a solver of the core was found to make.
     """
     blocks = making = coda = 0.0
     for index, segment in enumerate(model.segments):
         found = evaluations if index == len(model.prelude) else None
         times = _evaluations(segment) if found is None else found
         cost = times * _block(segment).flops_per_token(context or model.context)
-        cost += segment.num_steps * segment.injection.flops_per_token()
+        injections = segment.num_steps if found is None else found
+        cost += injections * segment.injection.flops_per_token()
         blocks += cost
         coda += cost if index > len(model.prelude) else 0
-        making += (_made(segment) if found is None else found) * _generation(segment)
+        making += _made(segment, times) * _generation(segment)
     blocks = round(blocks)
     head = 2 * model.d_model * model.vocab_size
     forward = blocks + head

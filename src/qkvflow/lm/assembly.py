@@ -14,7 +14,7 @@ from qkvflow.fields import AbstractField, FrozenTime, PerLayer, Shared, init_hyp
 from qkvflow.fields.parts.time import features_of
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment, stream_std
-from qkvflow.schemes import default_horizon, make_scheme
+from qkvflow.schemes import check_injected, default_horizon, make_scheme
 from qkvflow.zoo.config import ModelConfig, configure
 from qkvflow.zoo.entries import entry
 from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS
@@ -34,6 +34,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
     # Under mup what is summed over the width has the same size at any: see docs/tuning.md.
     config = dataclasses.replace(config, init_std=config.init_std * ratio**-0.5)
     scheme = make_scheme(config.scheme, composition=config.composition, tolerance=config.tolerance)
+    check_injected(config.scheme, scheme, config.injection != "none")
     key_embed, key_positions, key_field, key_norm, key_head = jax.random.split(key, 5)
     field = FIELDS[config.field](lambda key: init_block(config, key), config, key_field)
     if config.frozen_time is not None:

@@ -10,11 +10,11 @@ that sequences spread over devices stay where they are.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from qkvflow.lm.model import LanguageModel
 
@@ -44,13 +44,46 @@ def token_losses(
     free: Int[Array, ""] | None = None,
 ) -> Float[Array, "*batch seq"]:
     """Cross-entropy of every token in nats, in pieces where there would be too many logits."""
-    h = _last_states(model, tokens, key, edges, free)
+    return _entropies(model, model.integrate(tokens, key=key, edges=edges, free=free).x, targets)
+
+
+class Work(NamedTuple):
+    """What a solver did with a batch, or with each of several."""
+
+    evaluations: Float[Array, "*batches"]
+    """Of a whole block of the core."""
+    arrived: Bool[Array, "*batches"]
+    residual: Float[Array, "*batches"]
+    """Largest entry of what was left of an equation that is solved."""
+
+
+def token_losses_and_work(
+    model: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    key: PRNGKeyArray | None = None,
+) -> tuple[Float[Array, "*batch seq"], Work]:
+    """As `token_losses`, and what the core's solver did for them."""
+    solution = model.integrate(tokens, key=key)
+    work = Work(
+        jnp.asarray(solution.num_evaluations, jnp.float32),
+        jnp.asarray(solution.succeeded),
+        jnp.asarray(solution.residual, jnp.float32),
+    )
+    return _entropies(model, solution.x, targets), work
+
+
+def _entropies(
+    model: LanguageModel, x: Float[Array, "rows d_model"], targets: Int[Array, "*batch seq"]
+) -> Float[Array, "*batch seq"]:
+    h = model.norm.at(1.0)(x)
 
     def entropies(h: Array, targets: Array) -> Array:
         return _cross_entropy(model.project(h), targets)
 
     return _by_pieces(
-        entropies, tokens.shape, model.vocab_size, model.max_logits, h, targets.reshape(-1)
+        entropies, targets.shape, model.vocab_size, model.max_logits, h, targets.reshape(-1)
     )
 
 
@@ -148,9 +181,8 @@ def _last_states(
     tokens: Int[Array, "*batch seq"],
     key: PRNGKeyArray | None,
     edges: Float[Array, " edges"] | None,
-    free: Int[Array, ""] | None = None,
 ) -> Float[Array, "rows d_model"]:
-    return model.norm.at(1.0)(model.integrate(tokens, key=key, edges=edges, free=free).x)
+    return model.norm.at(1.0)(model.integrate(tokens, key=key, edges=edges).x)
 
 
 def _by_pieces(

@@ -262,7 +262,9 @@ class LanguageModel(eqx.Module):
     def init_caches(self, batch: int, length: int) -> tuple[Any, ...]:
         """Empty caches of every segment, for `batch` sequences of at most `length` tokens."""
         if not self._has_steps:
-            raise UserError("an adaptive scheme cannot keep caches; generate with a fixed one")
+            raise UserError(
+                "a solver (adaptive, fixed-point) cannot keep caches; use a fixed scheme"
+            )
         dtype = self.compute_dtype
         return tuple(each.init_caches(batch, length, dtype) for each in self.segments)
 

@@ -155,7 +155,9 @@ class Segment(eqx.Module):
     @property
     def step_scheme(self) -> AbstractStepScheme:
         if not isinstance(self.scheme, AbstractStepScheme):
-            raise UserError("an adaptive scheme has no steps of its own; choose a fixed one")
+            raise UserError(
+                "a solver (adaptive, fixed-point) has no steps of its own; choose a fixed scheme"
+            )
         return self.scheme
 
     def stacks(self) -> tuple[Block, ...]:

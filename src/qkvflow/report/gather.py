@@ -103,8 +103,13 @@ def gather(
         lost = sum(_unsolved(run) for run in runs)
         if lost:
             missing.append(
-                f"the adaptive solver ran out of steps for {lost} of {len(runs)} seeds of {label}:"
+                f"a solver ran out of steps for {lost} of {len(runs)} seeds of {label}:"
                 " there is no loss of theirs at its depth"
+            )
+        for part, missed, batches in _missed(runs):
+            missing.append(
+                f"the solver of {label} did not arrive in {missed} of {batches} {part}, all seeds"
+                " together: what it lost there is not what it solves"
             )
     no_curves = [label for label in records.labels if records.of(label) and not curves[label]]
     if no_curves:
@@ -311,7 +316,21 @@ def _evaluations(runs: Sequence[Record]) -> tuple[DepthLoss, ...]:
 
 def _unsolved(run: Record) -> bool:
     found = run.content.get("evaluations") or ()
-    return any(each.get("scheme") == "adaptive" and each.get("nats") is None for each in found)
+    return any("nats" in each and each["nats"] is None for each in found)
+
+
+def _missed(runs: Sequence[Record]) -> list[tuple[str, int, int]]:
+    """Where a solver gave up in training and evaluations: what, how often, of how many."""
+    words = {"train": "training steps", "validation": "validation batches", "test": "test batches"}
+    found = []
+    for part, word in words.items():
+        works = [run.section("solver").get(part) or {} for run in runs]
+        missed, batches = (
+            int(sum(finite(work.get(key)) or 0 for work in works)) for key in ("missed", "batches")
+        )
+        if missed:
+            found.append((word, missed, batches))
+    return found
 
 
 def _reach(runs: Sequence[Record], curves: Mapping[int, Curve], threshold: float) -> Reach:

@@ -2,6 +2,7 @@ r"""`results_table.tex`: a table to \input; it needs \usepackage{booktabs} and n
 
 from qkvflow.report import numbers
 from qkvflow.report.content import Report
+from qkvflow.report.probes import Probe, probes
 from qkvflow.report.table import Row, rows
 
 _SPECIAL = {
@@ -69,7 +70,32 @@ def to_latex(report: Report) -> str:
             r"\end{tabular}",
             rf"\caption{{{_caption(report)}}}",
             r"\end{table}",
+            *(_probe(each) for each in probes(report)),
             "",
+        ]
+    )
+
+
+def _probe(probe: Probe) -> str:
+    """Accuracy on the answers of a probe, as a table of its own."""
+    *models, chance = [_row([escape(cell) for cell in row]) for row in probe.rows]
+    return "\n".join(
+        [
+            "",
+            r"\begin{table}[t]",
+            r"\centering",
+            r"\footnotesize",
+            r"\begin{tabular}{l" + "r" * (len(probe.heads) - 1) + "}",
+            r"\toprule",
+            _row([escape(head) for head in probe.heads]),
+            r"\midrule",
+            *models,
+            r"\midrule",
+            chance,
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{escape(probe.title)}. {escape(probe.note)}}}",
+            r"\end{table}",
         ]
     )
 

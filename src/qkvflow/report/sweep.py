@@ -20,7 +20,7 @@ Points = Sequence[Mapping[str, Any]]
 def setting(point: Mapping[str, Any]) -> str:
     """'heun, 6 steps' or 'adaptive, 0.001'."""
     if point["num_steps"] is None:
-        return f"adaptive, {point['tolerance']:g}"
+        return f"{point['scheme']}, {point['tolerance']:g}"
     plural = "" if point["num_steps"] == 1 else "s"
     return f"{point['scheme']}, {point['num_steps']} step{plural}"
 

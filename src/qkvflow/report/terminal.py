@@ -10,6 +10,7 @@ from qkvflow.report.build import ReportPaths
 from qkvflow.report.charts.files import WITHOUT
 from qkvflow.report.content import Report
 from qkvflow.report.findings import cautions, headlines, leading_verdicts
+from qkvflow.report.probes import probes
 from qkvflow.report.table import Row, rows
 
 
@@ -26,6 +27,15 @@ def print_summary(paths: ReportPaths, console: Console | None = None) -> None:
         here = [row for row in rows(report) if row.group == number]
         console.print()
         console.print(_table(report, here, title))
+    for each in probes(report):
+        console.print()
+        table = Table(box=None, pad_edge=False, header_style="bold", title=each.title)
+        for place, heading in enumerate(each.heads):
+            table.add_column(heading, justify="right" if place else "left")
+        for cells in each.rows:
+            table.add_row(*map(Text, cells))
+        console.print(table)
+        console.print(Text(each.note, style="dim"))
     console.print()
     questions = [pair for question in report.questions for pair in question.pairs]
     for pair in questions or leading_verdicts(report):

@@ -14,6 +14,7 @@ from qkvflow.runs.depths import (
     check_depths,
     parse_depths,
     parse_jitter,
+    parse_levels,
     parse_recurrence,
 )
 from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
@@ -109,7 +110,8 @@ class TrainConfig:
     recurrence: str = option(
         "fixed",
         "Loops of the core in a step: fixed (num_steps), a range such as 4-32, or "
-        "lognormal-poisson about num_steps (Geiping et al. 2025); with backprop_steps.",
+        "lognormal-poisson about num_steps (Geiping et al. 2025); with backprop_steps. +ramp:0.5 "
+        "behind any of them: they grow from one to all over that share of the run.",
     )
     backprop_steps: int | None = option(
         None, "Gradients through the last so many steps of the core alone; none: through all."
@@ -138,7 +140,12 @@ class TrainConfig:
     eval_depths: str = option(
         "none",
         "Other depths the finished model is evaluated at, for the record: multiples of its "
-        "number of steps such as 0.5,2, and adaptive.",
+        "number of steps such as 0.5,2, and schemes such as adaptive.",
+    )
+    eval_levels: str = option(
+        "none",
+        "Other difficulties of a probe (hops, numbers, depth or pairs) that the finished model "
+        "answers, for the record, such as 1,2,8.",
     )
 
     def __post_init__(self) -> None:
@@ -147,6 +154,7 @@ class TrainConfig:
         _check(self, "train", positive=positive, at_least_zero=("seed", "consistency", "shortcut", "exit_entropy"))
         parse_jitter(self.depth_jitter)
         parse_depths(self.eval_depths)
+        parse_levels(self.eval_levels)
         parse_recurrence(self.recurrence)
         if self.trainable not in TRAINABLE:
             raise unknown("train.trainable", self.trainable, TRAINABLE)

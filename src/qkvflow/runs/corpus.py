@@ -12,7 +12,7 @@ from qkvflow.data import (
     load_corpus,
     require_context,
 )
-from qkvflow.data.corpus import Answers
+from qkvflow.data.corpus import Corpus
 from qkvflow.data.encode import encode_split
 from qkvflow.errors import Note, UserError, unknown
 from qkvflow.runs.config import PRETRAINED, RunConfig
@@ -33,13 +33,14 @@ def load_split(
     trained: Trained, split: str, *, spec: str | None = None, data_dir: str | None = None
 ) -> tuple[TokenArray, float | None]:
     """A split of the run's own corpus, or of another, in the model's tokens; and the floor."""
-    return load_probe(trained, split, spec=spec, data_dir=data_dir)[:2]
+    tokens, corpus = load_part(trained, split, spec=spec, data_dir=data_dir)
+    return tokens, corpus.floor
 
 
-def load_probe(
+def load_part(
     trained: Trained, split: str, *, spec: str | None = None, data_dir: str | None = None
-) -> tuple[TokenArray, float | None, Answers | None]:
-    """As `load_split`, and where the answers stand if the corpus is a probe."""
+) -> tuple[TokenArray, Corpus]:
+    """As `load_split`, and the corpus it is of."""
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     data = trained.config.data
@@ -60,4 +61,4 @@ def load_probe(
     tokens = encode_split(getattr(corpus, split), trained.tokenizer)
     if len(tokens) < 2:
         raise UserError(f"'{corpus.spec}' has no {split} split to speak of; choose another --split")
-    return tokens, corpus.floor, corpus.answers
+    return tokens, corpus

@@ -2,7 +2,7 @@
 
 Solves dx/dt = T f(x, t) from 0 to 1 with Tsitouras' embedded Runge-Kutta pair of orders 5 and 4 and
 a PID step size controller; `num_steps` only sets the first step. Weights are asked of the field
-wherever the solver goes.
+wherever the solver goes. Dropout draws one mask for all depths.
 
 The controller looks at the error of the whole batch, so the steps depend on what else is in the
 batch, later tokens included, and so does the result, by the error it may have: the tolerance of a
@@ -13,7 +13,7 @@ that is not known, so generation recomputes the sequence.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -23,22 +23,38 @@ from jaxtyping import Array, Float
 from qkvflow.blocks.base import Block
 from qkvflow.errors import Note, UserError
 from qkvflow.schemes.base import (
-    AbstractScheme,
+    AbstractSolver,
+    AbstractStepScheme,
     ApplyBranch,
     FieldLike,
     Hidden,
     SchemeOptions,
     Size,
     Solution,
+    check_injected,
     total_increment,
 )
+from qkvflow.schemes.rk4 import RK4
 from qkvflow.zoo.registry import SCHEMES
 
 
-class Adaptive(AbstractScheme):
+class Adaptive(AbstractSolver):
+    injected: ClassVar[bool | None] = False
     rtol: float = eqx.field(static=True, default=1e-3)
     atol: float = eqx.field(static=True, default=1e-3)
     max_steps: int = eqx.field(static=True, default=256)
+
+    def gave_up(self) -> str:
+        return (
+            f"the adaptive solver ran out of its {self.max_steps} steps before the end of depth, "
+            "so this is not the flow's result; give a larger tolerance or another scheme"
+        )
+
+    def blocks_made(self, num_steps: int, evaluations: int | float) -> int | float:
+        return evaluations
+
+    def in_steps(self) -> AbstractStepScheme:
+        return RK4()
 
     def integrate(
         self,
@@ -57,10 +73,7 @@ class Adaptive(AbstractScheme):
     ) -> Solution:
         if edges is not None:
             raise UserError("an adaptive scheme finds its own steps; leave the random grid out")
-        if before is not None:
-            raise UserError(
-                "an adaptive scheme has no steps of its own to inject before; choose a fixed one"
-            )
+        check_injected("adaptive", self, before is not None)
         try:
             import diffrax
         except ModuleNotFoundError:
@@ -69,9 +82,12 @@ class Adaptive(AbstractScheme):
             ) from None
         solver = diffrax.Tsit5()
 
+        # One mask of dropout for all depths: the solver needs the same f whenever it asks.
+        key = None if per_step is None else per_step[0]
+
         def f(t: Any, x: Hidden, args: Any) -> Hidden:
             block = prepare(field.at(t))
-            return horizon * total_increment(block, x, make_apply(None)).astype(x.dtype)
+            return horizon * total_increment(block, x, make_apply(key)).astype(x.dtype)
 
         saved = (
             diffrax.SaveAt(ts=jnp.linspace(0.0, 1.0, num_steps + 1))
@@ -94,20 +110,15 @@ class Adaptive(AbstractScheme):
         )
         states = solution.ys
         assert states is not None
-        evaluations = solution.stats["num_steps"] * solver.tableau.num_stages
+        # The last stage of a step is the first of the next. It is evaluated anew for the first
+        # step, as often as that is tried; later rejections have it, and count one too many each.
+        stages, stats = solver.tableau.num_stages, solution.stats
+        evaluations = (stages - 1) * stats["num_steps"] + 1 + stats["num_rejected_steps"]
         succeeded = solution.result == diffrax.RESULTS.successful
         # Within a compiled program it is known only when that has run: whoever runs it looks.
         if not isinstance(succeeded, Tracer) and not succeeded:
-            warnings.warn(out_of_steps(self.max_steps), Note, stacklevel=2)
+            warnings.warn(self.gave_up(), Note, stacklevel=2)
         return Solution(states[-1], None, states if save else None, evaluations, succeeded)
-
-
-def out_of_steps(max_steps: int) -> str:
-    """What to tell of a solver that did not arrive."""
-    return (
-        f"the adaptive solver ran out of its {max_steps} steps before the end of depth, so this is "
-        "not the flow's result; give a larger tolerance or another scheme"
-    )
 
 
 @SCHEMES.register("adaptive")

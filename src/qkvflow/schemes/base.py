@@ -14,7 +14,7 @@ sequences, dropout and caches, so that a scheme is only arithmetic on states.
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import Block, Branch, Rows
+from qkvflow.errors import UserError
 from qkvflow.schemes.parts.grid import stage_times
 from qkvflow.schemes.parts.remat import scan
 
@@ -120,7 +121,10 @@ class Solution(NamedTuple):
     aux: Any
     trajectory: Float[Array, "depth rows d_model"] | None
     num_evaluations: int | Int[Array, ""]
+    """Of a whole block."""
     succeeded: bool | Array = True
+    residual: float | Float[Array, ""] = 0.0
+    """Largest entry of what is left of an equation that was solved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +136,9 @@ class SchemeOptions:
 
 
 class AbstractScheme(eqx.Module):
+    injected: ClassVar[bool | None] = None
+    """Whether it needs an injection (True), cannot have one (False), or takes either."""
+
     def default_horizon(self, num_steps: int) -> float:
         """How many whole increments the flow adds up to, where nothing else is said."""
         return 1.0
@@ -161,6 +168,28 @@ class AbstractScheme(eqx.Module):
         depths where steps begin and end, if they are not to be equally long. `before` is applied
         to the state before every step (an injection).
         """
+
+
+class AbstractSolver(AbstractScheme):
+    """A scheme that works until a tolerance is met, and may give up before.
+
+    Its work is not known beforehand and depends on the whole batch, so caches cannot be kept: it
+    has no steps to hold them. Whoever runs it looks at `Solution.succeeded`.
+    """
+
+    max_steps: eqx.AbstractVar[int]
+
+    @abc.abstractmethod
+    def gave_up(self) -> str:
+        """What to tell of a batch that it did not arrive with."""
+
+    @abc.abstractmethod
+    def blocks_made(self, num_steps: int, evaluations: int | float) -> int | float:
+        """Of a pass that evaluated so many, how many it made."""
+
+    @abc.abstractmethod
+    def in_steps(self) -> "AbstractStepScheme":
+        """The steps that stand for it where steps are looked at."""
 
 
 class AbstractStepScheme(AbstractScheme):
@@ -238,3 +267,17 @@ def total_increment(block: Block, x: Hidden, apply: ApplyBranch) -> Hidden:
     """f(x, t): the sum of all branches' increments at the same state."""
     increments = [apply(branch, x) for branch in block.branches]
     return sum(increments[1:], increments[0])
+
+
+def check_injected(name: str, scheme: AbstractScheme, injected: bool) -> None:
+    """Refuse a scheme with an injection that it cannot have, or without one that it needs."""
+    if scheme.injected is False and injected:
+        raise UserError(
+            f"scheme {name} has no steps of its own to inject before; choose a fixed scheme, or "
+            "injection none"
+        )
+    if scheme.injected and not injected:
+        raise UserError(
+            f"scheme {name} needs an injection: without one its result does not depend on the "
+            "text; choose one, such as injection diagonal"
+        )

@@ -1,12 +1,12 @@
 """Each model by itself: `statistics_summary.json`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from qkvflow.records import Record, Records
+from qkvflow.records import Record, Records, finite
 from qkvflow.statistics.intervals import bca_limits, mean_interval, t_limits
 from qkvflow.statistics.pairing import mean_budget
 
@@ -49,6 +49,37 @@ def _model(records: Records, label: str, *, resamples: int, seed: int) -> dict[s
             }
             for split in SPLITS
         },
+        "accuracy": _accuracy(runs),
+    }
+
+
+def _accuracy(runs: Sequence[Record]) -> dict[str, Any] | None:
+    """On the answers of a probe: of the whole split, and by difficulty."""
+    found = [(run.seed, run.section("accuracy")) for run in runs if run.section("accuracy")]
+    if not found:
+        return None
+    by_level: dict[int, list[tuple[int, Mapping[str, Any]]]] = {}
+    for seed, probe in found:
+        for each in probe.get("levels") or ():
+            by_level.setdefault(int(each["level"]), []).append((seed, each))
+    levels = [
+        {"level": level, "trained": bool(each[0][1].get("trained")), **_shares(each)}
+        for level, each in sorted(by_level.items())
+    ]
+    facts = {key: found[0][1].get(key) for key in ("split", "difficulty", "floor")}
+    return {**facts, "all": _shares(found), "levels": levels}
+
+
+def _shares(found: Sequence[tuple[int, Mapping[str, Any]]]) -> dict[str, Any]:
+    pairs = [(seed, finite(each.get("tokens"))) for seed, each in found]
+    known = [{"seed": seed, "value": value} for seed, value in pairs if value is not None]
+    values = np.array([each["value"] for each in known])
+    return {
+        "n": len(known),
+        "mean": float(values.mean()) if known else None,
+        "t_interval": mean_interval(values, LEVEL, t_limits),
+        "chance": finite(found[0][1].get("chance")),
+        "values": known,
     }
 
 

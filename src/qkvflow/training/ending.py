@@ -7,10 +7,13 @@ import equinox as eqx
 import numpy as np
 
 from qkvflow.distributed import hosts
+from qkvflow.errors import UserError
+from qkvflow.evaluation.losses import Evaluation, Solved
+from qkvflow.evaluation.probes import measure_probe
 from qkvflow.evaluation.sweep import evaluate_depths
 from qkvflow.files import to_json, write_whole
 from qkvflow.runs import rundir
-from qkvflow.runs.depths import parse_depths
+from qkvflow.runs.depths import parse_depths, parse_levels
 from qkvflow.runs.record import make_record, now
 from qkvflow.training.loop import Loop, Progress
 from qkvflow.training.step import TrainState
@@ -29,11 +32,15 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
         else:
             loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
     loop.reporter.note(f"evaluating the weights of step {selected} on the whole splits")
-    losses = {name: _loss(loop, name, selected, params) for name in ("validation", "test")}
+    found = {name: _evaluation(loop, name, selected, params) for name in ("validation", "test")}
+    losses = {name: None if each is None else each.summary() for name, each in found.items()}
     if config.train.samples == "last":
         with rundir.writing(loop.directory):
             loop.sample(params, progress)
     record = _record(loop, progress, error=None, selected_step=selected, **losses)
+    for name, each in found.items():
+        if each is not None and each.solved is not None:
+            record["solver"][name] = each.solved._asdict()
     if depths := parse_depths(config.train.eval_depths):
         record["evaluations"] = evaluate_depths(
             eqx.combine(program.layout.gathered(params), program.static),
@@ -41,21 +48,41 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
             loop.encoded.validation,
             depths,
         )
+    if loop.encoded.corpus.answers is not None:
+        _probe(loop, params, record)
     _write(loop, record)
     if config.checkpoint.finished != "all":
         loop.checkpoints.forget(selected if config.checkpoint.finished == "best" else None)
     return record
 
 
-def _loss(loop: Loop, split: str, step: int, params: Any) -> dict[str, float] | None:
+def _probe(loop: Loop, params: Any, record: dict[str, Any]) -> None:
+    """The accuracy on the answers, where the tokens are the probe's own."""
+    encoded, levels = loop.encoded, parse_levels(loop.config.train.eval_levels)
+    model = eqx.combine(loop.program.layout.gathered(params), loop.program.static)
+    name = "test" if len(encoded.test) else "validation"
+    try:
+        record["accuracy"] = measure_probe(
+            model,
+            getattr(encoded, name),
+            encoded.corpus,
+            encoded.tokenizer,
+            name=name,
+            levels=levels,
+        )
+    except UserError as error:
+        loop.reporter.note(f"no accuracy: {error}")
+
+
+def _evaluation(loop: Loop, split: str, step: int, params: Any) -> Evaluation | None:
     """On a whole split; not once more where the loop has seen just that."""
     if split == "validation" and loop.whole_validation is not None:
         seen, evaluation = loop.whole_validation
         if seen == step:
-            return evaluation.summary()
+            return evaluation
     if len(getattr(loop.encoded, split)) < 2:
         return None
-    return loop.evaluator(split)(params).summary()
+    return loop.evaluator(split)(params)
 
 
 def fail(loop: Loop, progress: Progress, error: str) -> None:
@@ -72,11 +99,12 @@ def _record(
     validation: Any = None,
     test: Any = None,
 ) -> dict[str, Any]:
+    trained = _trained(progress)
     record = make_record(
         loop.config,
         loop.program.model,
         loop.encoded,
-        flops_per_step=loop.program.flops_per_step,
+        flops_per_step=loop.program.flops_as_run(trained and trained.evaluations),
         error=error,
         steps=progress.step,
         skipped=progress.skipped,
@@ -89,8 +117,18 @@ def _record(
         selected_step=selected_step,
         started=progress.started or now(),
     )
+    if trained is not None:
+        record["solver"] = {"train": trained._asdict()}
     record["hardware"] |= {"mesh": str(loop.program.layout.shape), "processes": hosts.count()}
     return record
+
+
+def _trained(progress: Progress) -> Solved | None:
+    """What a solver did in training."""
+    if not progress.solved:
+        return None
+    mean = progress.evaluations / progress.solved
+    return Solved(progress.solved, progress.missed, mean, progress.residual)
 
 
 def _write(loop: Loop, record: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ from qkvflow.distributed import hosts
 from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.evaluation import Evaluation, Evaluator
 from qkvflow.evaluation.losses import evaluation_batch
-from qkvflow.evaluation.sweep import count_work
 from qkvflow.generation.text import sample_text
 from qkvflow.limits import memory_limit
 from qkvflow.lm import LanguageModel
@@ -34,7 +33,6 @@ from qkvflow.runs.rundir import (
     describe_growing,
     writing,
 )
-from qkvflow.schemes.adaptive import Adaptive, out_of_steps
 from qkvflow.training.dispatch import Dispatch
 from qkvflow.training.program import Program
 from qkvflow.training.reporter import Reporter
@@ -71,6 +69,14 @@ class Progress:
     best_step: int | None = None
     skipped: int = 0
     skipped_in_row: int = 0
+    solved: int = 0
+    """Steps whose batch went through a solver."""
+    missed: int = 0
+    """Those that it did not arrive with."""
+    evaluations: float = 0.0
+    """Of a whole block, of all these steps together."""
+    residual: float = 0.0
+    """The largest."""
     samples_bytes: int = 0
     done: bool = False
     started: str | None = None
@@ -192,6 +198,11 @@ class Loop:
             bad = not metrics.finite[index]
             progress.skipped += bad
             progress.skipped_in_row = progress.skipped_in_row + 1 if bad else 0
+            if metrics.work is not None:
+                progress.solved += 1
+                progress.missed += not metrics.work.arrived[index]
+                progress.evaluations += float(metrics.work.evaluations[index])
+                progress.residual = max(progress.residual, float(metrics.work.residual[index]))
             if progress.step % train.log_every == 0 or progress.step == train.steps:
                 line = {
                     "kind": "train",
@@ -202,6 +213,9 @@ class Loop:
                     "grad_norm": float(metrics.grad_norm[index]),
                     "seconds": round(progress.seconds, 4),
                 }
+                if progress.solved:
+                    line["evaluations"] = progress.evaluations / progress.solved
+                    line["missed"] = progress.missed
                 progress.pending.clear()
                 self._write(line)
                 self.reporter.train(line)
@@ -229,7 +243,7 @@ class Loop:
             evaluation = self._validation(params)
             if train.eval_tokens is None and self._improves(evaluation, progress):
                 self.whole_validation = step, evaluation
-            self._check_arrival(params)
+            self._tell_missed(evaluation, progress)
             with writing(self.directory):
                 improved = self._note(evaluation, progress)
                 if train.samples == "evaluations":
@@ -242,17 +256,15 @@ class Loop:
         if over or keep or step % self.config.checkpoint.every == 0:
             self.save(state, progress)
 
-    def _check_arrival(self, params: Any) -> None:
-        """Say when an adaptive solver runs out of steps: its losses are those of another flow."""
-        scheme = self.program.static.scheme
-        if not isinstance(scheme, Adaptive) or hosts.count() > 1:
+    def _tell_missed(self, evaluation: Evaluation, progress: Progress) -> None:
+        """Say when a solver gave up: such losses are not those of what it solves."""
+        scheme, validation = self.program.static.scheme, evaluation.solved
+        if validation is None or not validation.missed + progress.missed:
             return
-        config, split = self.config, self.encoded.validation
-        model = eqx.combine(params, self.program.static)
-        size = evaluation_batch(config.context, self.program.vocab_size)
-        arrives = count_work(model, split, size, config.train.eval_tokens, 1, config.context)[1]
-        if not arrives:
-            self.reporter.note(out_of_steps(scheme.max_steps))
+        self.reporter.note(
+            f"{scheme.gave_up()} (so it was in {progress.missed} of {progress.solved} training "
+            f"steps and in {validation.missed} of {validation.batches} batches of validation)"
+        )
 
     def save(self, state: TrainState, progress: Progress) -> None:
         """Begin to save, unless this very step is saved already."""

@@ -56,7 +56,13 @@ def make_objective(train: TrainConfig, *, exits: bool = False) -> Objective:
         return plain if train.trainable == "all" else _frozen(train.trainable)
 
     def objective(
-        model: LanguageModel, inputs: Array, targets: Array, *, key: Any, depth_key: Any
+        model: LanguageModel,
+        inputs: Array,
+        targets: Array,
+        *,
+        key: Any,
+        depth_key: Any,
+        done: Any = 1.0,
     ) -> tuple[Array, Array]:
         key_number, key_offset = jax.random.split(depth_key)
         share = jax.random.uniform(key_offset)
@@ -109,7 +115,7 @@ def _switch(
 def _frozen(trainable: str) -> Objective:
     """The plain objective as a function of the trained arrays alone."""
 
-    def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Array]:
+    def frozen(model: LanguageModel, *batch: Array, **keys: Any) -> tuple[Array, Any]:
         return plain(freeze(model, trainable), *batch, **keys)
 
     return frozen
@@ -151,8 +157,16 @@ def _with_shortcut(
     return entropy + train.shortcut * (jnp.mean(others) + distance), entropy
 
 
-def step_flops(train: TrainConfig, model: LanguageModel, tokens: int) -> int:
-    """Of a training step, on average over what it may draw. `model` may be of shapes alone."""
+def step_flops(
+    train: TrainConfig, model: LanguageModel, tokens: int, *, evaluations: float | None = None
+) -> int:
+    """Of a training step, on average over what it may draw. `model` may be of shapes alone.
+
+    `evaluations` is how many a solver made on average; the backward pass counts as two forward
+    passes, as everywhere.
+    """
+    if evaluations is not None:
+        return count_flops(model, evaluations=evaluations).per_step(tokens)
     if train.backprop_steps is not None:
         return truncated_flops(train, train.backprop_steps, model, tokens)
     numbers = parse_jitter(train.depth_jitter).numbers or (model.num_steps,)

@@ -52,8 +52,14 @@ class Program:
 
     @cached_property
     def flops_per_step(self) -> int:
-        """On average over what a step may draw, consistency and random depths included."""
-        return step_flops(self.config.train, self.model, self.config.tokens_per_step)
+        """On average over what a step may draw, consistency and random depths included. A solver's
+        steps count as one evaluation each: how many it makes is not known before."""
+        return self.flops_as_run(None)
+
+    def flops_as_run(self, evaluations: float | None) -> int:
+        """Of a step, where a solver was found to make so many evaluations on average."""
+        tokens = self.config.tokens_per_step
+        return step_flops(self.config.train, self.model, tokens, evaluations=evaluations)
 
     def hyper(self) -> Hyper:
         """The arguments of the compiled program that this run gives."""

@@ -20,7 +20,8 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from qkvflow.data.batches import gather_windows, window_starts
-from qkvflow.lm import LanguageModel, loss
+from qkvflow.lm import LanguageModel, Work, loss, token_losses_and_work
+from qkvflow.schemes import AbstractSolver
 
 _MODEL_KEY = 0x6D6F64
 _DROPOUT_KEY = 0x64726F
@@ -50,6 +51,8 @@ class Metrics(NamedTuple):
     """Before clipping."""
     lr: Float[Array, " chunk"]
     finite: Bool[Array, " chunk"]
+    work: Work | None = None
+    """Where a solver traverses depth."""
 
 
 class Hyper(NamedTuple):
@@ -65,9 +68,10 @@ class Hyper(NamedTuple):
 
 
 MultiStep = Callable[..., tuple[TrainState, Metrics]]
-Objective = Callable[..., tuple[Array, Array]]
-"""`objective(model, inputs, targets, key=..., depth_key=...)`: what to minimise, and of it the
-cross-entropy, which is what is reported. See `training.objective`."""
+Objective = Callable[..., tuple[Array, Any]]
+"""`objective(model, inputs, targets, key=..., depth_key=..., done=...)`: what to minimise, and of
+it the cross-entropy, which is what is reported; with a solver, the cross-entropy and its work.
+`done` is the share of the run that ends with this step. See `training.objective`."""
 Batch = tuple[Int[Array, "batch seq"], Int[Array, "batch seq"]]
 MakeOptimiser = Callable[[Hyper], optax.GradientTransformationExtraArgs]
 Schedule = Callable[[Hyper, Any], Float[Array, ""]]
@@ -90,9 +94,19 @@ def depth_key(seed: Seed, step: Int[Array, ""]) -> Any:
 
 
 def plain(
-    model: LanguageModel, inputs: Array, targets: Array, *, key: Any, depth_key: Any
-) -> tuple[Array, Array]:
+    model: LanguageModel,
+    inputs: Array,
+    targets: Array,
+    *,
+    key: Any,
+    depth_key: Any,
+    done: Any = 1.0,
+) -> tuple[Array, Any]:
     """Cross-entropy on the model's own grid."""
+    if isinstance(model.scheme, AbstractSolver):
+        losses, work = token_losses_and_work(model, inputs, targets, key=key)
+        value = jnp.mean(losses)
+        return value, (value, work)
     value = loss(model, inputs, targets, key=key)
     return value, value
 
@@ -151,7 +165,15 @@ def make_multi_step(
         batch = handed_over if context is None else gathered
         optimiser = make_optimiser(hyper)
         return _run(
-            state, hyper, count, batch, max_steps, gradient, optimiser, partial(schedule, hyper)
+            state,
+            hyper,
+            count,
+            batch,
+            max_steps,
+            gradient,
+            optimiser,
+            partial(schedule, hyper),
+            isinstance(static.scheme, AbstractSolver),
         )
 
     return multi_step
@@ -165,39 +187,52 @@ def _gradient(
     shard_batch: Callable[[Array], Array],
     shard_model: Callable[[LanguageModel], LanguageModel],
     objective: Objective,
-) -> Callable[..., tuple[Array, Any]]:
-    """Cross-entropy of a batch and gradient of the objective, in `grad_accum` parts."""
+) -> Callable[..., tuple[Array, Any, Work | None]]:
+    """Cross-entropy of a batch, gradient of the objective, in `grad_accum` parts, and the work of
+    a solver."""
+    solves = isinstance(static.scheme, AbstractSolver)
 
-    def part(params: Any, inputs: Array, targets: Array, key: Any, depth: Any) -> tuple[Array, Any]:
-        def value(params: Any) -> tuple[Array, Array]:
+    def part(
+        params: Any, inputs: Array, targets: Array, key: Any, depth: Any, done: Any
+    ) -> tuple[Array, Any, Work | None]:
+        def value(params: Any) -> tuple[Array, Any]:
             model = shard_model(eqx.combine(params, static))
             batch = shard_batch(inputs), shard_batch(targets)
-            return objective(model, *batch, key=key, depth_key=depth)
+            return objective(model, *batch, key=key, depth_key=depth, done=done)
 
         # One value and not two equal ones: programs that differ elsewhere then still agree to the
         # last bit.
-        if objective is plain:
-            return jax.value_and_grad(lambda params: value(params)[0])(params)
-        (_, entropy), gradient = jax.value_and_grad(value, has_aux=True)(params)
-        return entropy, gradient
+        if objective is plain and not solves:
+            return *jax.value_and_grad(lambda params: value(params)[0])(params), None
+        (_, reported), gradient = jax.value_and_grad(value, has_aux=True)(params)
+        entropy, work = reported if solves else (reported, None)
+        return entropy, gradient, work
 
-    def whole(params: Any, batch: Batch, seed: Seed, step: Array) -> tuple[Array, Any]:
+    def whole(
+        params: Any, batch: Batch, hyper: Hyper, step: Array
+    ) -> tuple[Array, Any, Work | None]:
+        seed, done = hyper.seed, (step + 1) / hyper.steps
         key = dropout_key(seed, step) if dropout else None
         # All parts of a batch take the same grid: a batch is one step, however it is computed.
         depth = depth_key(seed, step)
         if grad_accum == 1:
-            return part(params, *batch, key, depth)
+            return part(params, *batch, key, depth, done)
         split = [x.reshape(grad_accum, batch_size // grad_accum, -1) for x in batch]
         keys = jnp.arange(grad_accum)
 
-        def add(total: Any, each: Any) -> tuple[Any, None]:
+        def add(total: Any, each: Any) -> tuple[Any, Work | None]:
             inputs, targets, index = each
             inner = None if key is None else jax.random.fold_in(key, index)
-            made = part(params, inputs, targets, inner, depth)
-            return jax.tree.map(lambda a, b: a + b / grad_accum, total, made), None
+            *made, work = part(params, inputs, targets, inner, depth, done)
+            return jax.tree.map(lambda a, b: a + b / grad_accum, total, tuple(made)), work
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        return jax.lax.scan(add, zero, (*split, keys))[0]
+        total, works = jax.lax.scan(add, zero, (*split, keys))
+        if works is None:
+            return *total, None
+        # Evaluations of a token, so the mean of the parts; it arrived where all parts did.
+        evaluations, arrived = jnp.mean(works.evaluations), jnp.all(works.arrived)
+        return *total, Work(evaluations, arrived, jnp.max(works.residual))
 
     return whole
 
@@ -208,13 +243,14 @@ def _run(
     count: Int[Array, ""],
     batch: Callable[[TrainState, Any], Batch],
     max_steps: int,
-    gradient: Callable[..., tuple[Array, Any]],
+    gradient: Callable[..., tuple[Array, Any, Work | None]],
     optimiser: optax.GradientTransformationExtraArgs,
     schedule: Callable[[Any], Array],
+    solves: bool,
 ) -> tuple[TrainState, Metrics]:
     def body(index: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, metrics = carry
-        value, grads = gradient(state.params, batch(state, index), hyper.seed, state.step)
+        value, grads, work = gradient(state.params, batch(state, index), hyper, state.step)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         bad = (~finite).astype(jnp.int32)
@@ -228,7 +264,7 @@ def _run(
             finite, update, lambda *kept: kept, state.params, state.opt_state
         )
         lr = schedule(state.step - state.skipped)
-        made = Metrics(value, norm, lr, finite)
+        made = Metrics(value, norm, lr, finite, work)
         metrics = jax.tree.map(lambda all, one: all.at[index].set(one), metrics, made)
         after = TrainState(
             params,
@@ -240,5 +276,6 @@ def _run(
         return after, metrics
 
     empty = jnp.zeros(max_steps)
-    metrics = Metrics(empty, empty, empty, jnp.zeros(max_steps, bool))
+    no = jnp.zeros(max_steps, bool)
+    metrics = Metrics(empty, empty, empty, no, Work(empty, no, empty) if solves else None)
     return jax.lax.fori_loop(0, count, body, (state, metrics))

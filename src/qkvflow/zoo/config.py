@@ -48,7 +48,8 @@ class ModelConfig:
     )
     composition: str = option(
         "sequential",
-        "For residual and euler: branches one after another (sequential) or together (parallel).",
+        "For residual, euler and fixed-point: branches one after another (sequential) or together "
+        "(parallel).",
     )
 
     # Shape
@@ -67,14 +68,17 @@ class ModelConfig:
     # Depth
     horizon: float | None = option(
         None,
-        "Whole increments the flow adds up to; none means num_steps for residual, 1 for the rest.",
+        "Whole increments the flow adds up to; none means num_steps for residual and fixed-point, "
+        "1 for the rest.",
+    )
+    tolerance: float = option(
+        1e-3, "Relative and absolute tolerance of the adaptive and fixed-point schemes."
     )
     residual_scale: float | None = option(
         None,
         "lambda: increments of N loops of L layers are scaled by lambda / (N sqrt(L)), which is a "
         "horizon of lambda / sqrt(L); learning rates then carry over to other N.",
     )
-    tolerance: float = option(1e-3, "Relative and absolute tolerance of the adaptive scheme.")
     frozen_time: float | None = option(
         None, "Hold the field at this depth: the constant-modulation control."
     )
@@ -227,11 +231,6 @@ class ModelConfig:
         registry.FIELDS.check(self.field)
         registry.SCHEMES.check(self.scheme)
         registry.INJECTIONS.check(self.injection)
-        if self.scheme == "adaptive" and self.injection != "none":
-            raise UserError(
-                f"injection {self.injection} needs a fixed scheme: an adaptive one has no steps of "
-                "its own to inject before; choose another scheme, or injection none"
-            )
         if len(self.mixers) > _MOST_MIXERS:
             raise UserError(
                 f"a block has at most {_MOST_MIXERS} mixers, not {len(self.mixers)}; give more "

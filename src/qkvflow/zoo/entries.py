@@ -105,6 +105,19 @@ _MODELS |= {
         "injection": "diagonal",
         "core_init": "noise",
     },
+    # Deep equilibrium (Bai et al. 2019): one layer, x* = g(x*, e), with implicit gradients. Theirs
+    # has norms after the sums and adds e U to queries, keys and values; here a pre-norm layer and
+    # the decaying injection keep g contractive at the start, between a layer before and one after.
+    "deq": {
+        "field": "shared",
+        "scheme": "fixed-point",
+        "num_steps": 1,
+        "prelude": 1,
+        "coda": 1,
+        "injection": "diagonal",
+        "core_init": "zeros",
+        "depth_dial": "repeat",
+    },
 }
 
 SIZES: dict[str, dict[str, Any]] = {

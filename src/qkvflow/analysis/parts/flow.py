@@ -19,21 +19,20 @@ from qkvflow.fields.base import take
 from qkvflow.fields.parts.time import with_steps
 from qkvflow.injections import AbstractInjection, NoInjection
 from qkvflow.lm import LanguageModel
-from qkvflow.schemes import RK4, AbstractStepScheme, stage_times
+from qkvflow.schemes import AbstractSolver, AbstractStepScheme, stage_times
 from qkvflow.schemes.base import ApplyFull, Hidden
 
 
 def in_steps(model: LanguageModel) -> LanguageModel:
     """The model as it is analysed: in float32, by steps whose maps can be differentiated.
 
-    A scheme that chooses its own steps follows the flow itself; RK4 on the model's grid stands for
-    it.
+    For a solver stands what it says: RK4 on the model's grid for an adaptive one, the loop's own
+    steps for a fixed point.
     """
-    return dataclasses.replace(
-        model,
-        scheme=model.scheme if isinstance(model.scheme, AbstractStepScheme) else RK4(),
-        compute_dtype="float32",
-    )
+    scheme = model.scheme
+    if isinstance(scheme, AbstractSolver):
+        scheme = scheme.in_steps()
+    return dataclasses.replace(model, scheme=scheme, compute_dtype="float32")
 
 
 class DepthFlow(eqx.Module):
@@ -64,7 +63,7 @@ def depth_flow(
     """The core's flow. `given` is the state before it, for models that inject it."""
     scheme, steps = model.scheme, num_steps or model.num_steps
     if not isinstance(scheme, AbstractStepScheme):
-        raise UserError("an adaptive scheme has no steps of its own; analyse in_steps(model)")
+        raise UserError("a solver has no steps of its own; analyse in_steps(model)")
     if isinstance(model.injection, NoInjection):
         given = None
     elif given is None:

@@ -8,7 +8,7 @@ from qkvflow.errors import UserError, unknown
 from qkvflow.zoo.plugins import load_installed
 from qkvflow.zoo.registry import CORPORA
 
-__all__ = ["CORPORA", "CorpusKind", "find_kind", "load_corpus"]
+__all__ = ["CORPORA", "CorpusKind", "Spec", "find_kind", "load_corpus"]
 
 
 def load_corpus(spec: str, *, data_dir: Path | None = None, seed: int = 0) -> Corpus:

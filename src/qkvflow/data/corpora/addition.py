@@ -59,7 +59,9 @@ class Addition(CorpusKind):
             sample,
             alphabet=_ALPHABET,
             entropy=numbers * digits * math.log(10),
-            answers=Answers(begin + width, tuple(range(begin, begin + width)), 0.1),
+            answers=Answers(
+                begin + width, tuple(range(begin, begin + width)), 0.1, "numbers", (numbers,)
+            ),
             seed=spec.option("seed", int, seed),
             length=spec.option("length", int, 200_000),
             options={"numbers": numbers, "digits": digits},

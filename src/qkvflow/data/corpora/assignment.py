@@ -78,7 +78,7 @@ class Assignment(CorpusKind):
             sample,
             alphabet=_MARKERS + symbols(names + values),
             entropy=entropy,
-            answers=Answers(size, (size - 1,), 1.0 / values),
+            answers=Answers(size, (size - 1,), 1.0 / values, "depth", (depth,)),
             seed=spec.option("seed", int, seed),
             length=spec.option("length", int, 200_000),
             options={"depth": depth, "chains": chains, "names": names, "values": values},

@@ -64,6 +64,12 @@ class Spec:
             return self.text
         return f"{self.text}{'&' if self.options else '?'}seed={seed}"
 
+    def with_option(self, name: str, value: str) -> str:
+        """The specification with another value of an option."""
+        head = self.text.removesuffix("?" + "&".join(f"{k}={v}" for k, v in self.options.items()))
+        options = {**self.options, name: value}
+        return f"{head}?" + "&".join(f"{key}={each}" for key, each in options.items())
+
     def fractions(self, default: tuple[float, float, float]) -> tuple[float, float, float]:
         """The option `split`: the shares of train, validation and, unless empty, test."""
         text = self.options.get("split")

@@ -11,6 +11,9 @@ A hop goes from a place to the one after the previous occurrence of its symbol,
 and a is the marker _ where there is no such place. One hop is what an induction head does; p hops
 take depth. Entropy: n ln V, because the markers are fixed and the answer is determined.
 
+`hops=1-8` draws p for every document, uniformly, and tells it: a symbol of its own for each p is in
+the place of the ?, and the entropy is ln 8 more.
+
 Options: `hops` (4), `symbols` (4), `sequence` (61: 64 tokens), `length` (200000), `seed`, `split`.
 """
 
@@ -42,39 +45,64 @@ class PHop(CorpusKind):
     def load(self, spec: Spec, *, data_dir: Path | None, seed: int) -> Corpus:
         refuse_data_dir(spec, data_dir)
         spec.allow(("hops", "symbols", "sequence", "length", "seed", "split"))
-        hops, count = spec.option("hops", int, 4), spec.option("symbols", int, 4)
+        (least, most, told), count = (
+            spec.option("hops", _hops, (4, 4, False)),
+            spec.option("symbols", int, 4),
+        )
         sequence = spec.option("sequence", int, 61)
-        if hops < 1 or sequence < 2 or not 2 <= count <= LARGEST:
+        if not 1 <= least <= most or sequence < 2 or count < 2 or count + most > LARGEST:
             raise UserError(
-                f"'{spec.text}' is impossible; hops is at least 1, symbols and sequence at least 2"
+                f"'{spec.text}' is impossible; hops is at least 1, or a range such as 1-8, symbols "
+                "and sequence at least 2"
             )
 
         def sample(documents: int, rng: np.random.Generator) -> np.ndarray:
             shown = rng.integers(count, size=(documents, sequence))
+            hops = np.full(documents, most)
+            if told:
+                hops = rng.integers(least, most + 1, size=documents)
             ends = hop(shown, hops)
             found = np.take_along_axis(shown, np.maximum(ends, 0)[:, None], axis=1) + len(_MARKERS)
             answer = np.where(ends[:, None] < 0, _MARKERS.index("_"), found)
             first, ask = np.zeros_like(answer), np.ones_like(answer)
+            if told:
+                ask = len(_MARKERS) + count + hops[:, None] - 1
             return np.concatenate([first, shown + len(_MARKERS), ask, answer], axis=1)
 
         return probe_corpus(
             spec,
             sample,
-            alphabet=_MARKERS + symbols(count),
-            entropy=sequence * math.log(count),
-            answers=Answers(sequence + 3, (sequence + 2,), 1.0 / count),
+            alphabet=_MARKERS + symbols(count + most * told),
+            entropy=sequence * math.log(count) + math.log(most - least + 1),
+            answers=Answers(
+                sequence + 3,
+                (sequence + 2,),
+                1.0 / count,
+                "hops",
+                tuple(range(least, most + 1)),
+            ),
             seed=spec.option("seed", int, seed),
             length=spec.option("length", int, 200_000),
-            options={"hops": hops, "symbols": count, "sequence": sequence},
+            options={
+                "hops": f"{least}-{most}" if told else most,
+                "symbols": count,
+                "sequence": sequence,
+            },
         )
 
 
-def hop(shown: np.ndarray, hops: int) -> np.ndarray:
-    """Where p hops from the last place of every row end; -1 where a hop has nowhere to go."""
+def _hops(text: str) -> tuple[int, int, bool]:
+    """The fewest and most, and whether a document tells its own."""
+    least, told, most = text.partition("-")
+    return int(least), int(most) if told else int(least), bool(told)
+
+
+def hop(shown: np.ndarray, hops: np.ndarray) -> np.ndarray:
+    """Where so many hops from the last place of each row end; -1 where one has nowhere to go."""
     places = np.arange(1, shown.shape[1])
     at = np.full(len(shown), shown.shape[1] - 1)
-    for _ in range(hops):
+    for number in range(hops.max(initial=0)):
         symbol = np.take_along_axis(shown, np.maximum(at, 0)[:, None], axis=1)
         fits = (shown[:, :-1] == symbol) & (places[None] <= at[:, None])
-        at = np.where(fits, places[None], -1).max(axis=1)
+        at = np.where(number < hops, np.where(fits, places[None], -1).max(axis=1), at)
     return at

@@ -93,7 +93,9 @@ class Recall(CorpusKind):
                 "floor_without_recall": (entropy + queries * math.log(values)) / size,
             },
             tokenizer=CharTokenizer(alphabet, name="source"),
-            answers=Answers(size, tuple(range(3 + 2 * pairs, size, 2)), 1.0 / values),
+            answers=Answers(
+                size, tuple(range(3 + 2 * pairs, size, 2)), 1.0 / values, "pairs", (pairs,)
+            ),
         )
 
 

@@ -8,6 +8,7 @@ from qkvflow.report import numbers
 from qkvflow.report.charts.markup import swatch
 from qkvflow.report.content import Report
 from qkvflow.report.page.markup import Raw, join, table, tag
+from qkvflow.report.probes import probes
 
 SHAPE = ("d_model", "num_steps", "num_heads")
 # Shown where models differ in them.
@@ -15,8 +16,16 @@ DETAIL = ("mlp_ratio", "d_state", "d_time", "d_ff", "context")
 
 
 def sections(report: Report) -> Raw:
-    parts = (_samples, _failed, _shapes, _rates, _protocol)
+    parts = (_probes, _samples, _failed, _shapes, _rates, _protocol)
     return tag("div", [part(report) for part in parts])
+
+
+def _probes(report: Report) -> Raw | None:
+    parts = [
+        (tag("h2", each.title), table(each.heads, each.rows), tag("p", each.note, class_="note"))
+        for each in probes(report)
+    ]
+    return tag("section", parts, id="probes") if parts else None
 
 
 def _samples(report: Report) -> Raw | None:
