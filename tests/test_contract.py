@@ -60,6 +60,7 @@ VARIANTS = [
     | {"rotary_fraction": 0.7, "rotary_scaling": "llama3:8:1:4:32", "activation": "gelu"},
     {"field": "hypernet", "lora": "qkv:depth,down:depth", "lora_rank": 2},
     {"field": "gated", "norm_placement": "post"},
+    {"field": "gated", "value_residual": True, "prelude": 1},
     {"field": "modulated", "time_features": "step", "scale_embedding": True},
     {"field": "hypernet", "norm_placement": "pre-post", "prelude": 1, "coda": 1, "coda_norm": True},
     {

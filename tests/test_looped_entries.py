@@ -19,6 +19,7 @@ from tiny_models import VOCAB, config_of, make, random_tokens, randomised
 import qkvflow
 from qkvflow.errors import UserError
 from qkvflow.fields.base import rms, take
+from qkvflow.generation import generate
 from qkvflow.generation.early_exit import exit_quality, make_early_exit
 from qkvflow.interop.unrolled import unrolled
 from qkvflow.lm import LanguageModel, count_flops, count_parameters, token_losses
@@ -83,6 +84,45 @@ def test_norm_placements(placement: str):
             x = STEPS[placement](x, branch)
     expected = head(model, plain.norm(x, model.norm.at(1.0)))
     np.testing.assert_allclose(run(model, tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_value_residuals():
+    """v_l <- a v_l + b v_1, with v_1 what the first layer's attention makes of the embedding."""
+    model = randomised(
+        make(config_of(value_residual=True, num_steps=2, prelude=1, context=16)), 0.1
+    )
+    tokens = random_tokens(2, 7)
+    x = plain.array(model.embed(tokens[0], qkvflow.blocks.Rows(1, 7)))
+    stack = [*layers(model.prelude[0]), *layers(model.core)]
+    first = stack[0].branches[0]
+    given = plain.values(plain.norm(x, first.norm), first.mixer)
+    for block in stack:
+        attention, channels = block.branches
+        h, gains = plain.norm(x, attention.norm), attention.mixer.value_mix
+        own, other = (plain.array(each)[:, None] for each in (gains.own, gains.first))
+        v = own * plain.values(h, attention.mixer) + other * given
+        x = x + plain.attention(h, attention.mixer, v)
+        x = STEPS["pre"](x, channels)
+    expected = head(model, plain.norm(x, model.norm.at(1.0)))
+    np.testing.assert_allclose(run(model, tokens)[0], expected, rtol=1e-4, atol=1e-4)
+    check_caches(model, tokens)
+    # Whatever generates, token by token, takes the same way.
+    asked: dict[str, Any] = {"num_tokens": 3, "temperature": 0.0}
+    (text,) = generate(model, [tokens[0].tolist()], **asked)
+    logits = run(model, jnp.asarray([*tokens[0].tolist(), *text]))
+    assert text == np.argmax(logits, axis=-1)[6:-1].tolist()
+    full = exit_quality(model, tokens, make_early_exit())
+    assert full.loss == pytest.approx(full.full_loss, rel=1e-4)
+
+
+def check_caches(model: LanguageModel, tokens: Array) -> None:
+    expected, model = np.asarray(run(model, tokens)), model.precomputed()
+    caches, found = model.init_caches(2, 7), []
+    for piece in jnp.split(tokens, (3, 4), axis=1):
+        start = sum(each.shape[1] for each in found)
+        logits, caches = extend(model, piece, caches, jnp.int32(start))
+        found.append(logits)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_huginn():
@@ -325,14 +365,7 @@ def test_learning_rates_carry_over_to_more_loops():
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_caches_of_looped_entries(name: str):
-    model, tokens = small(name), random_tokens(2, 7)
-    expected, model = np.asarray(run(model, tokens)), model.precomputed()
-    caches, found = model.init_caches(2, 7), []
-    for piece in jnp.split(tokens, (3, 4), axis=1):
-        start = sum(each.shape[1] for each in found)
-        logits, caches = extend(model, piece, caches, jnp.int32(start))
-        found.append(logits)
-    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-4, atol=1e-4)
+    check_caches(small(name), random_tokens(2, 7))
 
 
 @pytest.mark.parametrize("name", ["ouro", "universal", "loopformer"])
@@ -352,6 +385,7 @@ def test_no_other_library_has_these_blocks(name: str):
         ({"residual_scale": 1.0, "horizon": 2.0}, "give one"),
         ({"residual_scale": 1.0, "depth_dial": "repeat"}, "refine"),
         ({"exit_gate": True, "scheme": "adaptive"}, "fixed scheme"),
+        ({"value_residual": True, "block": "ssm"}, "needs attention"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str):

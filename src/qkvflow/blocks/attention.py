@@ -8,6 +8,9 @@ rotated by their position (RoPE, Su et al. 2021; the half-split convention of Ll
 or its first channels (as in GPT-NeoX). With norms, queries and keys of each head are normalised
 before that, with one scale for all heads (as in Qwen3).
 
+Values may be mixed with those of the first layer (value residuals), which `Rows` carries: they are
+a function of a token's embedding, so a cache holds them already mixed.
+
 One matrix holds queries, keys and values, head after head: queries of all heads, then keys,
 then values. One product and one reshape feed the attention core, which matters for speed.
 """
@@ -23,8 +26,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from qkvflow.blocks.base import (
     AbstractAppendingMixer,
     AbstractNorm,
+    AbstractWeights,
+    Block,
     Linear,
     Mixes,
+    Role,
     Rows,
     dropout,
     init_linear,
@@ -149,6 +155,19 @@ def _as_cache(k: KVHeads, v: KVHeads, dtype: Any) -> KVCache:
     return KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
 
 
+class ValueMix(AbstractWeights):
+    """v <- own v + first v_1, with v_1 the first layer's values (ResFormer, Zhou et al. 2024)."""
+
+    own: Float[Array, "*depth kv_heads"]
+    first: Float[Array, "*depth kv_heads"]
+
+    roles: ClassVar[dict[str, Role]] = {"own": "gain", "first": "gain"}
+
+    def __call__(self, v: KVHeads, first: KVHeads) -> KVHeads:
+        own, others = self.own[None, None, :, None], self.first[None, None, :, None]
+        return (own * v + others * first).astype(v.dtype)
+
+
 class Attention(AbstractAppendingMixer):
     mixes: ClassVar[Mixes] = "tokens"
 
@@ -161,6 +180,7 @@ class Attention(AbstractAppendingMixer):
     q_norm: AbstractNorm | None = None
     k_norm: AbstractNorm | None = None
     query_scale: float = eqx.field(static=True, default=1.0)
+    value_mix: ValueMix | None = None
 
     def _heads(self, x: Float[Array, "rows d_model"], rows: Rows) -> tuple[Heads, KVHeads, KVHeads]:
         total = self.num_heads + 2 * self.num_kv_heads
@@ -173,7 +193,17 @@ class Attention(AbstractAppendingMixer):
             q, k = _normalise(q, self.q_norm), _normalise(k, self.k_norm)
         if self.rotary is not None:
             q, k = (rotate(each, rows.positions, self.rotary) for each in (q, k))
+        if self.value_mix is not None and rows.values is not None:
+            v = self.value_mix(v, rows.values)
         return q if self.query_scale == 1.0 else q * self.query_scale, k, v
+
+    def values(self, x: Float[Array, "rows d_model"], rows: Rows) -> KVHeads:
+        """Its own values alone."""
+        width = self.qkv.weight.shape[-1] * self.num_kv_heads
+        width //= self.num_heads + 2 * self.num_kv_heads
+        bias = None if self.qkv.bias is None else self.qkv.bias[-width:]
+        v = Linear(self.qkv.weight[:, -width:], bias)(x)
+        return v.reshape(rows.batch, rows.seq, self.num_kv_heads, -1)
 
     def __call__(
         self, x: Float[Array, "rows d_model"], rows: Rows, *, key: PRNGKeyArray | None = None
@@ -248,4 +278,17 @@ def init_attention(config: ModelConfig, out_scale: float, key: PRNGKeyArray) -> 
         norm(),
         norm(),
         1.0 if config.width_ratio is None else (MUP_HEAD / d_head) ** 0.5,
+        _init_value_mix(config.kv_heads) if config.value_residual else None,
     )
+
+
+def _init_value_mix(kv_heads: int) -> ValueMix:
+    return ValueMix(jnp.full(kv_heads, 0.5), jnp.full(kv_heads, 0.5))
+
+
+def first_values(block: Block, x: Float[Array, "rows d_model"], rows: Rows) -> KVHeads | None:
+    """Values that the first attention of a block makes of a state, if others are to mix them in."""
+    for branch in block.branches:
+        if isinstance(branch.mixer, Attention) and branch.mixer.value_mix is not None:
+            return branch.mixer.values(branch.normalised(x), rows)
+    return None

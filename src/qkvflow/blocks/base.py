@@ -90,6 +90,8 @@ class Rows(eqx.Module):
     batch: int = eqx.field(static=True)
     seq: int = eqx.field(static=True)
     start: int | Int[Array, ""] = 0
+    values: Float[Array, "batch seq kv_heads d_head"] | None = None
+    """Of the first layer's attention, for attention that mixes them with its own."""
 
     def unfold(self, x: Float[Array, " rows *rest"]) -> Float[Array, "batch seq *rest"]:
         return x.reshape(self.batch, self.seq, *x.shape[1:])

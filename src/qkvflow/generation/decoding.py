@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from qkvflow.blocks.base import Rows
 from qkvflow.generation.caches import stack, unstack
 from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
@@ -86,8 +85,7 @@ class Apart:
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
     ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
-        rows = Rows(newest.shape[0], 1, start)
-        x, left = model.embed(newest, rows), []
+        (x, rows), left = model.begin(newest, start), []
         for segment, stacks, states in zip(model.segments, self.blocks, caches, strict=True):
             x = segment.entered(x)
             before, made = segment.before(x, model.compute_dtype), []

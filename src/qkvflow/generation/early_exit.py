@@ -88,9 +88,8 @@ class EarlyExit(AbstractDecoder):
         given: Bool[Array, " batch"],
     ) -> tuple[Float[Array, "batch vocab"], Any, Int[Array, " batch"], Int[Array, ""]]:
         core, batch = model.core, newest.shape[0]
-        rows = Rows(batch, 1, start)
         stacks = core.stacks()
-        e, passed = model.embed(newest, rows), []
+        (e, rows), passed = model.begin(newest, start), []
         for segment, old in zip(model.prelude, caches, strict=False):
             e, new = model.append(segment, e, rows, old)
             passed.append(placed(old, new, start))

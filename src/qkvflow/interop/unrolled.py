@@ -37,8 +37,8 @@ def unrolled(model: LanguageModel, config: ModelConfig) -> tuple[LanguageModel, 
             f"before it; this model has injection {config.injection} and core_init "
             f"{config.core_init}"
         )
-    if model.scale_embedding:
-        raise UserError("no stack of layers here scales its embedding; this model does")
+    if model.scale_embedding or model.value_residual:
+        raise UserError("no stack of layers here has scale_embedding or value_residual")
     layers = [_layers(each, len(unit)) for each in model.segments]
     stack = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *layers)
     depth = len(jax.tree.leaves(stack)[0])

@@ -71,6 +71,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
         core_init=config.core_init,
         depth_dial=config.depth_dial,
         scale_embedding=config.scale_embedding,
+        value_residual=config.value_residual,
         exit_gate=_exit_gate(config, jax.random.fold_in(key, 4)),
         logit_scale=1.0 / ratio,
     )

@@ -17,13 +17,14 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from qkvflow.blocks.attention import first_values
 from qkvflow.blocks.base import Linear, Rows, dropout, place
 from qkvflow.errors import UserError
-from qkvflow.fields.base import AbstractField
+from qkvflow.fields.base import AbstractField, take
 from qkvflow.fields.parts.time import with_steps
 from qkvflow.fields.wrappers.precomputed import precompute
 from qkvflow.injections import AbstractInjection, NoInjection
-from qkvflow.lm.segments import Segment
+from qkvflow.lm.segments import Segment, prepared
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme
 from qkvflow.schemes.base import ApplyCached, ApplyFull, Hidden, Solution
 
@@ -61,6 +62,8 @@ class LanguageModel(eqx.Module):
     does)."""
     scale_embedding: bool = eqx.field(static=True, default=False)
     """By sqrt(d_model), before positions (Vaswani et al. 2017)."""
+    value_residual: bool = eqx.field(static=True, default=False)
+    """Whether attention is given the first layer's values of the embedding."""
     exit_gate: Linear | None = None
     """Logit of leaving depth after a step, from what the head would read there."""
     logit_scale: float = eqx.field(static=True, default=1.0)
@@ -107,9 +110,8 @@ class LanguageModel(eqx.Module):
         gradient (see `Segment.integrate_truncated`).
         """
         _check_ids(tokens, self.vocab_size)
-        rows = _rows(tokens)
         key_embed, key_steps = (None, None) if key is None else jax.random.split(key)
-        x = dropout(self.embed(tokens, rows), self.dropout, key_embed)
+        x, rows = self.begin(tokens, key=key_embed)
         for index, segment in enumerate(self.prelude):
             x = self._pass(segment, x, rows, _fold(key_steps, index)).x
         if free is None:
@@ -160,8 +162,7 @@ class LanguageModel(eqx.Module):
 
     def core_input(self, tokens: Int[Array, "*batch seq"]) -> Float[Array, "rows d_model"]:
         """The state before the core: the embedding, or what the prelude makes of it."""
-        rows = _rows(tokens)
-        x = self.embed(tokens, rows)
+        x, rows = self.begin(tokens)
         for segment in self.prelude:
             x = self._pass(segment, x, rows, None).x
         return x
@@ -180,7 +181,7 @@ class LanguageModel(eqx.Module):
         """What the head reads after every step of the core, as if it were the last."""
         states = self.integrate(tokens, key=key, save=True, edges=edges).trajectory
         assert states is not None
-        norm, rows = self.norm.at(1.0), _rows(tokens)
+        norm, rows = self.norm.at(1.0), self.begin(tokens)[1]
         return jax.vmap(lambda x: norm(self._finish(x, rows, key)))(states[1:])
 
     def trajectory(
@@ -190,6 +191,22 @@ class LanguageModel(eqx.Module):
         states = self.integrate(tokens, save=True).trajectory
         assert states is not None
         return states.reshape(states.shape[0], *tokens.shape, self.d_model)
+
+    def begin(
+        self,
+        tokens: Int[Array, "*batch seq"],
+        start: int | Int[Array, ""] = 0,
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[Float[Array, "rows d_model"], Rows]:
+        """The embedding, and what all layers are given of it beside the state."""
+        rows = _rows(tokens, start)
+        x = dropout(self.embed(tokens, rows), self.dropout, key)
+        if self.value_residual:
+            first = self.segments[0]
+            block = prepared(take(first.stacks()[0], 0), self.compute_dtype)
+            rows = dataclasses.replace(rows, values=first_values(block, first.entered(x), rows))
+        return x, rows
 
     def embed(self, tokens: Int[Array, "*batch seq"], rows: Rows) -> Float[Array, "rows d_model"]:
         x = self.embedding[tokens.reshape(-1)]
@@ -280,8 +297,7 @@ class LanguageModel(eqx.Module):
     ) -> tuple[Float[Array, "rows d_model"], Any]:
         """As `extend`, but the states before the final norm and head: a long prompt needs the
         logits of its last token alone."""
-        rows = _rows(tokens, start)
-        x, new = self.embed(tokens, rows), []
+        (x, rows), new = self.begin(tokens, start), []
         for segment, old in zip(self.segments, caches, strict=True):
             x, slots = self.append(segment, x, rows, old)
             new.append(placed(old, slots, start))

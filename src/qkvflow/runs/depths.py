@@ -169,6 +169,8 @@ def check_depths(train: Any, model: ModelConfig) -> None:
             "a model with exit_gate is trained on all of its steps; leave train.consistency and "
             "train.backprop_steps out, or give model.exit_gate false"
         )
+    if model.value_residual and train.backprop_steps is not None:
+        raise UserError("train.backprop_steps does not go with model.value_residual; leave one out")
     if train.shortcut:
         _check_shortcut(train, model)
     _check_recurrence(

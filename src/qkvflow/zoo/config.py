@@ -129,6 +129,9 @@ class ModelConfig:
         "Norms of a branch: pre (of its input), sandwich (of input and output), post (of the sum), "
         "or pre-post (of input and sum, as in Geiping et al. 2025).",
     )
+    value_residual: bool = option(
+        False, "The first layer's values mixed into those of every attention (ResFormer)."
+    )
     loop_norm: bool = option(
         False, "A norm at the end of every step of the fields cycle and modulated."
     )
@@ -278,8 +281,11 @@ class ModelConfig:
                 "residual_scale makes increments smaller as loops become more; choose depth_dial "
                 "refine with it"
             )
-        if self.exit_gate and self.scheme == "adaptive":
-            raise UserError("exit_gate needs steps to leave after; choose a fixed scheme")
+        for name in ("exit_gate", "value_residual"):
+            if getattr(self, name) and self.scheme in ("adaptive", "fixed-point"):
+                raise UserError(f"{name} needs steps of the scheme's own; choose a fixed scheme")
+        if self.value_residual and "attention" not in self.mixers:
+            raise UserError("value_residual needs attention in the block; leave it out")
 
     def _check_heads(self) -> None:
         if self.head_dim is None and self.d_model % self.num_heads:

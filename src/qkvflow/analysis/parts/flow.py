@@ -29,6 +29,10 @@ def in_steps(model: LanguageModel) -> LanguageModel:
     For a solver stands what it says: RK4 on the model's grid for an adaptive one, the loop's own
     steps for a fixed point.
     """
+    if model.value_residual:
+        raise UserError(
+            "a model with value_residual is no flow of the state alone, which analyses follow"
+        )
     scheme = model.scheme
     if isinstance(scheme, AbstractSolver):
         scheme = scheme.in_steps()
