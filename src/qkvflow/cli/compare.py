@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from qkvflow.cli.executing import add_executor_options, execute
@@ -89,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
     if not outcome.finished:
         print("qkvflow: every run failed; nothing to compare", file=sys.stderr)
         return 1
-    _report(args)
+    _report(args, plan)
     return 0
 
 
-def _report(args: argparse.Namespace) -> None:
+def _report(args: argparse.Namespace, plan: Any) -> None:
     if args.no_report:
         from qkvflow.records import collect
         from qkvflow.statistics import write_statistics
@@ -101,8 +102,18 @@ def _report(args: argparse.Namespace) -> None:
         write_statistics(args.out, collect(args.out))
         return
     from qkvflow.report import build_report, print_summary
+    from qkvflow.runs.config import make_config
 
     paths = build_report([args.out])
+    if plan.track.name != "none":
+        from qkvflow.training.trackers import make_tracker
+
+        directory = Path(args.out)
+        shared = {"track": {"group": plan.track.group or directory.name}}
+        config = make_config(plan.base_config(plan.models[0]).to_dict(), shared)
+        tracker = make_tracker(directory, config)
+        tracker.page("report", paths.html)
+        tracker.close()
     if not args.quiet:
         print_summary(paths)
 

@@ -51,6 +51,7 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
     if loop.encoded.corpus.answers is not None:
         _probe(loop, params, record)
     _write(loop, record)
+    loop.tracker.finish(record)
     if config.checkpoint.finished != "all":
         loop.checkpoints.forget(selected if config.checkpoint.finished == "best" else None)
     return record
