@@ -105,6 +105,7 @@ def trainer(
     ahead = torch.arange(shape.context + 1)
 
     def call() -> None:
+        loss = torch.zeros(())
         for _ in range(steps):
             starts = torch.from_numpy(
                 generator.integers(0, len(data) - shape.context - 1, shape.batch)

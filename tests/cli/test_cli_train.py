@@ -184,10 +184,9 @@ def test_the_command_that_a_run_suggests(
     code, out, _ = run("train", "--config", config, "--out", tmp_path / "run", "--steps", 1)
     assert code == 0
     [line] = [line for line in out.splitlines() if line.startswith("next: ")]
-    for command in line.removeprefix("next: ").split("   "):
-        code, _, err = run(*command.split()[1:])
-        assert code == 0, err
-    assert "note: 12 new tokens fit the model's context of 16" in err
+    ended = [run(*each.split()[1:]) for each in line.removeprefix("next: ").split("   ")]
+    assert [code for code, _, _ in ended] == [0, 0]
+    assert "note: 12 new tokens fit the model's context of 16" in ended[1][2]
     code, out, err = run("generate", trained, "--prompt", "flow of depth and time")
     assert code == 2
     assert "fills the model's context of 16 tokens; shorten it" in err

@@ -175,10 +175,11 @@ def test_new_weights_compile_nothing_again():
     model = tiny("time-indexed-mlp")
     first = sample_text(model, tokenizer, num_tokens=40)
     assert len(first) == 40
-    sizes = [program._cached._cache_size() for program in (prefill, steps)]
+    programs: list[Any] = [prefill, steps]
+    sizes = [program._cached._cache_size() for program in programs]
     other = jax.tree.map(lambda leaf: leaf * 1.01, model)
     second = sample_text(other, tokenizer, num_tokens=40, temperature=0.7, seed=1)
-    assert [program._cached._cache_size() for program in (prefill, steps)] == sizes
+    assert [program._cached._cache_size() for program in programs] == sizes
     assert first == sample_text(model, tokenizer, num_tokens=40)
     assert first != second
 

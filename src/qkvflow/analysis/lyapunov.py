@@ -34,6 +34,8 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class Lyapunov(AbstractResult):
+    """How perturbations of a text grow along depth; see docs/analysis.md for each array."""
+
     exponents: Float[np.ndarray, " k"]
     growth: Float[np.ndarray, "num_steps k"]
     """What each step adds to the logarithm of each direction's length."""

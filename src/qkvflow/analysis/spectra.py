@@ -38,6 +38,8 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Spectra(AbstractResult):
+    """Eigenvalues and singular values of a block's circuits over depth."""
+
     ts: Float[np.ndarray, " depth"]
     circuits: dict[str, Spectrum]
 

@@ -43,6 +43,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class StateSpaces(AbstractResult):
+    """How long the state space layers remember, over depth."""
+
     layers: dict[str, Memory]
 
     def findings(self) -> list[str]:
@@ -59,6 +61,7 @@ class StateSpaces(AbstractResult):
 
 
 def lacks_state_space(model: LanguageModel) -> str | None:
+    """Why there is nothing to analyse, or none."""
     kinds = [branch.mixer for branch in block_at_end(model).branches]
     if any(isinstance(mixer, SSM | SelectiveSSM) for mixer in kinds):
         return None

@@ -45,6 +45,8 @@ class Lens:
 
 @dataclass(frozen=True)
 class Trajectory(AbstractResult):
+    """The states of a text along depth, and what each would predict."""
+
     ts: Float[np.ndarray, " depth"]
     """0, 1/N, .., 1: the embedding, then the state after each step."""
     norm: Float[np.ndarray, "depth seq"]
@@ -84,6 +86,7 @@ class Trajectory(AbstractResult):
 
 
 def trajectory(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Trajectory:
+    """Follow a text through the model's own steps."""
     model = in_steps(model)
     states, logits, local = _run(model, jnp.asarray(tokens, jnp.int32))
     x = np.asarray(states, np.float64)

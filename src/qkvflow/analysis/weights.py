@@ -53,6 +53,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class WeightsOverDepth(AbstractResult):
+    """How the arrays of a block change along depth."""
+
     ts: Float[np.ndarray, " depth"]
     curves: dict[str, Curve]
 

@@ -169,6 +169,8 @@ class ValueMix(AbstractWeights):
 
 
 class Attention(AbstractAppendingMixer):
+    """Causal attention with several heads, which may share keys and values."""
+
     mixes: ClassVar[Mixes] = "tokens"
 
     qkv: Linear

@@ -94,9 +94,11 @@ class Rows(eqx.Module):
     """Of the first layer's attention, for attention that mixes them with its own."""
 
     def unfold(self, x: Float[Array, " rows *rest"]) -> Float[Array, "batch seq *rest"]:
+        """Rows as sequences."""
         return x.reshape(self.batch, self.seq, *x.shape[1:])
 
     def fold(self, x: Float[Array, "batch seq *rest"]) -> Float[Array, " rows *rest"]:
+        """Sequences as rows."""
         return x.reshape(self.batch * self.seq, *x.shape[2:])
 
     @property
@@ -158,6 +160,8 @@ def place(state: Array, new: Array, start: int | Int[Array, ""]) -> Array:
 
 
 class AbstractNorm(AbstractWeights):
+    """A normalisation of the residual stream before a branch."""
+
     @abc.abstractmethod
     def __call__(self, x: Float[Array, "rows d_model"]) -> Float[Array, "rows d_model"]:
         """Normalise each row; computed in float32, returned in the type of `x`."""
@@ -208,6 +212,7 @@ class Branch(eqx.Module):
     def extend(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
     ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """The increment of new tokens, and the cache after them."""
         y, state = self.mixer.extend(self.normalised(x), rows, state)
         return self._increment(x, y), state
 
@@ -227,6 +232,7 @@ class Block(eqx.Module):
     branches: tuple[Branch, ...]
 
     def flops_per_token(self, context: int) -> int:
+        """Of all branches, forward."""
         return sum(branch.mixer.flops_per_token(context) for branch in self.branches)
 
 

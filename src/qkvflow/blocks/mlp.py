@@ -14,6 +14,8 @@ from qkvflow.zoo.registry import MIXERS
 
 
 class MLP(AbstractMixer):
+    """Two matrices with a GELU between them."""
+
     mixes: ClassVar[Mixes] = "channels"
 
     up: Linear

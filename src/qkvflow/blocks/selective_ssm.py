@@ -56,6 +56,8 @@ class SelectiveState(eqx.Module):
 
 
 class SelectiveSSM(AbstractMixer):
+    """A state space layer whose input, output and step are read from the input (Mamba-2)."""
+
     mixes: ClassVar[Mixes] = "tokens"
 
     in_proj: Linear

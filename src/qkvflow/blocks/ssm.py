@@ -43,6 +43,8 @@ class StateSpace(AbstractWeights):
 
 
 class SSM(AbstractMixer):
+    """A linear time-invariant state space layer, one system per channel."""
+
     mixes: ClassVar[Mixes] = "tokens"
 
     space: StateSpace

@@ -12,6 +12,8 @@ from qkvflow.zoo.registry import MIXERS
 
 
 class SwiGLU(AbstractMixer):
+    """The gated MLP of Llama."""
+
     mixes: ClassVar[Mixes] = "channels"
 
     gate: Linear

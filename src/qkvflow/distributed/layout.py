@@ -110,6 +110,7 @@ class Layout:
         )
 
     def weights(self, blocks: Any) -> Any:
+        """The weights of a block, gathered as the mesh needs them for one depth."""
         return jax.lax.with_sharding_constraint(blocks, self.shardings(blocks))
 
     # From and to the host

@@ -65,6 +65,8 @@ def constant_coefficients(kind: str, size: int) -> Float[np.ndarray, " basis"]:
 
 
 class Basis(AbstractField):
+    """W(t) = sum_k phi_k(t) C_k: a short series in depth."""
+
     coefficients: Any
     """A block with a leading basis axis on every array."""
     kind: str = eqx.field(static=True)
@@ -79,6 +81,7 @@ class Basis(AbstractField):
 
 
 def init_basis(block: Any, *, kind: str, size: int, key: PRNGKeyArray) -> Basis:
+    """A series that begins at a block of standard size."""
     constant = constant_coefficients(kind, size)
     groups, structure = jax.tree.flatten(block, is_leaf=is_weights)
 

@@ -51,6 +51,8 @@ class Gates(eqx.Module):
 
 
 class Gated(AbstractField):
+    """Shared weights under gates that are functions of depth."""
+
     base: AbstractField
     features: AbstractTimeFeatures
     gates: Any

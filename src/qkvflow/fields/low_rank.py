@@ -43,6 +43,8 @@ class LowRankWeights(eqx.Module):
 
 
 class LowRank(AbstractField):
+    """A shared base and a low-rank term of its own for each layer."""
+
     groups: Any
     num_layers: int = eqx.field(static=True)
 
@@ -59,6 +61,7 @@ class LowRank(AbstractField):
 
 
 def init_low_rank(block: Any, *, num_layers: int, rank: int, key: PRNGKeyArray) -> LowRank:
+    """The base is a block of standard size; the terms begin small."""
     groups, structure = jax.tree.flatten(block, is_leaf=is_weights)
     keys = jax.random.split(key, len(groups))
     made = [_init(each, num_layers, rank, k) for each, k in zip(groups, keys, strict=True)]

@@ -24,6 +24,8 @@ from qkvflow.zoo.registry import FIELDS
 
 
 class PerLayer(AbstractField):
+    """Weights of their own for each layer, interpolated between them."""
+
     layers: AbstractField
     """One field whose arrays have a leading axis of `num_layers`."""
     num_layers: int = eqx.field(static=True)

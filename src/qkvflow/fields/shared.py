@@ -10,6 +10,8 @@ from qkvflow.zoo.registry import FIELDS
 
 
 class Shared(AbstractField):
+    """The same weights at every depth."""
+
     block: Any
 
     def at(self, t: Depth) -> Any:

@@ -67,6 +67,8 @@ def _put(caches: Array, new: Array, step: Int[Array, ""], start: Int[Array, ""])
 
 
 class EarlyExit(AbstractDecoder):
+    """When to stop integrating: an entropy, a change of the prediction, or both."""
+
     entropy: Float[Array, ""]
     change: Float[Array, ""]
     exit: Float[Array, ""]

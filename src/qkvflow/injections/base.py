@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 
 
 class AbstractInjection(eqx.Module):
+    """How the state before a looped core enters each of its steps."""
+
     @abc.abstractmethod
     def __call__(
         self, x: Float[Array, "rows d_model"], e: Float[Array, "rows d_model"]

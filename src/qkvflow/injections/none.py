@@ -8,6 +8,8 @@ from qkvflow.zoo.registry import INJECTIONS
 
 
 class NoInjection(AbstractInjection):
+    """The state goes on alone."""
+
     def __call__(
         self, x: Float[Array, "rows d_model"], e: Float[Array, "rows d_model"]
     ) -> Float[Array, "rows d_model"]:

@@ -34,6 +34,7 @@ class Parameters(NamedTuple):
 
 
 def count_parameters(model: LanguageModel) -> Parameters:
+    """Stored numbers: `total`, and of it `embedding`, `blocks` and `head`."""
     embedding = count(model.embedding) + count(model.positions)
     blocks = count((model.prelude, model.field, model.injection, model.coda))
     head = count((model.head, model.norm, model.exit_gate))

@@ -28,6 +28,7 @@ def build(
 
 
 def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> LanguageModel:
+    """A model of this configuration with fresh weights."""
     if vocab_size < 1:
         raise UserError(f"vocab_size must be positive, not {vocab_size}")
     ratio = config.width_ratio or 1.0

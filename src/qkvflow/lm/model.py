@@ -34,6 +34,8 @@ _START_KEY, _OTHERS_KEY = 0x737461, 0x6F7468
 
 
 class LanguageModel(eqx.Module):
+    """Tokens to logits: embedding, segments along depth, norm, head. Make one with `build`."""
+
     embedding: Float[Array, "vocab d_model"]
     positions: Float[Array, "context d_model"] | None
     """Learned positions, where the blocks have none of their own."""
@@ -209,6 +211,7 @@ class LanguageModel(eqx.Module):
         return x, rows
 
     def embed(self, tokens: Int[Array, "*batch seq"], rows: Rows) -> Float[Array, "rows d_model"]:
+        """The state before the first step: embedded tokens, and learned positions if any."""
         x = self.embedding[tokens.reshape(-1)]
         if self.scale_embedding:
             x = self.d_model**0.5 * x

@@ -39,6 +39,8 @@ def stream_std(d_model: int) -> float:
 
 
 class Segment(eqx.Module):
+    """A stretch of depth: its field, its scheme, its steps and its horizon."""
+
     field: AbstractField
     scheme: AbstractScheme
     num_steps: int = eqx.field(static=True)
@@ -186,6 +188,7 @@ class Segment(eqx.Module):
         )
 
     def init_caches(self, batch: int, length: int, dtype: str) -> Any:
+        """Empty caches for every evaluation of every step."""
         return self.step_scheme.init_caches(
             self.field,
             num_steps=self.num_steps,

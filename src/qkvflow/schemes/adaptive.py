@@ -39,6 +39,8 @@ from qkvflow.zoo.registry import SCHEMES
 
 
 class Adaptive(AbstractSolver):
+    """Steps as long as a tolerance allows, found by diffrax."""
+
     injected: ClassVar[bool | None] = False
     rtol: float = eqx.field(static=True, default=1e-3)
     atol: float = eqx.field(static=True, default=1e-3)

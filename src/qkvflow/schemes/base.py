@@ -136,6 +136,8 @@ class SchemeOptions:
 
 
 class AbstractScheme(eqx.Module):
+    """How depth is traversed."""
+
     injected: ClassVar[bool | None] = None
     """Whether it needs an injection (True), cannot have one (False), or takes either."""
 

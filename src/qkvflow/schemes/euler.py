@@ -28,6 +28,8 @@ from qkvflow.zoo.registry import SCHEMES
 
 
 class Sequential(AbstractStepScheme):
+    """Branches one after another: Lie-Trotter splitting, a standard transformer."""
+
     stages: ClassVar[tuple[float, ...]] = (1.0,)
     unit_steps: bool = eqx.field(static=True, default=False)
     """Whether the horizon is as many increments as there are steps, where nothing else is said."""
@@ -45,6 +47,8 @@ class Sequential(AbstractStepScheme):
 
 
 class Parallel(AbstractStepScheme):
+    """Euler on the sum of the branches."""
+
     stages: ClassVar[tuple[float, ...]] = (1.0,)
     unit_steps: bool = eqx.field(static=True, default=False)
     """Whether the horizon is as many increments as there are steps, where nothing else is said."""

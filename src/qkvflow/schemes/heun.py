@@ -15,6 +15,8 @@ from qkvflow.zoo.registry import SCHEMES
 
 
 class Heun(AbstractStepScheme):
+    """The two-stage method at the ends of a step."""
+
     stages: ClassVar[tuple[float, ...]] = (0.0, 1.0)
 
     def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:

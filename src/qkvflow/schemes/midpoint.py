@@ -15,6 +15,8 @@ from qkvflow.zoo.registry import SCHEMES
 
 
 class Midpoint(AbstractStepScheme):
+    """The two-stage method at the middle of a step."""
+
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5)
 
     def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:

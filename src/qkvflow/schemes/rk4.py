@@ -19,6 +19,8 @@ from qkvflow.zoo.registry import SCHEMES
 
 
 class RK4(AbstractStepScheme):
+    """The classical Runge-Kutta method of four stages."""
+
     stages: ClassVar[tuple[float, ...]] = (0.0, 0.5, 1.0)
 
     def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:

@@ -19,6 +19,8 @@ def _flow(branch: Branch, x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:
 
 
 class Strang(AbstractStepScheme):
+    """Half of the first branch, all of the second, half of the first."""
+
     stages: ClassVar[tuple[float, ...]] = (0.5,)
 
     def step(self, blocks: tuple[Block, ...], x: Hidden, size: Size, apply: ApplyBranch) -> Hidden:

@@ -367,6 +367,7 @@ class ModelConfig:
         return math.gcd(64, inner) if self.ssm_head_dim is None else self.ssm_head_dim
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values by name; `ModelConfig(**values)` of them is this again."""
         return dataclasses.asdict(self)
 
 

@@ -31,6 +31,8 @@ SPARE = 8
 
 
 class Exponents(NamedTuple):
+    """Lyapunov exponents of a map, and where they came from."""
+
     values: Float[Array, " k"]
     """Per unit of time, in falling order."""
     growth: Float[Array, "num_steps k"]

@@ -21,6 +21,8 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Trend:
+    """Whether something grows or shrinks with depth, and how sure that is."""
+
     rho: float
     """Spearman's rank correlation with t; NaN where nothing varies or there are too few depths."""
     p: float
@@ -39,6 +41,7 @@ class Trend:
         return "grow with depth" if self.rho > 0 else "shrink with depth"
 
     def numbers(self) -> str:
+        """Correlation and p-value, in words."""
         if not np.isfinite(self.p):
             return "they do not vary, or there are fewer than three depths"
         p = "p < 0.001" if self.p < 0.001 else f"p = {self.p:.3f}"
@@ -46,6 +49,7 @@ class Trend:
 
 
 def trend(ts: Float[np.ndarray, " depth"], values: Float[np.ndarray, " depth"]) -> Trend:
+    """Spearman's rank correlation with depth, with an exact p-value where depths are few."""
     # Rounding alone must not make ranks of a quantity that is constant.
     spread = np.ptp(values) if len(values) else 0.0
     if len(ts) < 3 or not spread > 1e-6 * np.max(np.abs(values)):

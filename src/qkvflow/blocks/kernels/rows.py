@@ -65,6 +65,7 @@ _product.defvjp(_product_forward, _product_backward)
 def layer_norm(
     x: Matrix, scale: Float[Array, " d"], shift: Float[Array, " d"] | None, eps: float
 ) -> Matrix:
+    """Mean 0 and variance 1 along the channels, then scale and shift."""
     return (plain_layer_norm if plain() else _layer_norm)(x, scale, shift, eps)
 
 
@@ -114,6 +115,7 @@ _layer_norm.defvjp(_layer_norm_forward, _layer_norm_backward)
 
 
 def rms_norm(x: Matrix, scale: Float[Array, " d"], eps: float) -> Matrix:
+    """Mean square 1 along the channels, then scale."""
     return (plain_rms_norm if plain() else _rms_norm)(x, scale, eps)
 
 

@@ -36,6 +36,8 @@ class ExecutorOptions:
 
 
 class AbstractExecutor(abc.ABC):
+    """Performs units of work until all are done."""
+
     @abc.abstractmethod
     def run(self, queue: Queue, *, logs: Path, display: Display, caught: list[int]) -> None:
         """Until every unit is done, was asked to stop, or has failed with its reason in its file.

@@ -13,6 +13,8 @@ from qkvflow.fields.base import AbstractField, Depth, Depths, repeat
 
 
 class FrozenTime(AbstractField):
+    """Any field held at one depth."""
+
     field: AbstractField
     t: float = eqx.field(static=True)
 

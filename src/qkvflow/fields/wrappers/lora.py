@@ -43,6 +43,8 @@ class Adapter(AbstractWeights):
 
 
 class Lora(AbstractField):
+    """Low-rank adapters on the weights of any field."""
+
     field: AbstractField
     adapters: dict[str, Adapter]
     """By the name of the matrix in the block, as `branches.0.mixer.qkv.weight`."""

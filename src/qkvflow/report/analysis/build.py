@@ -14,6 +14,8 @@ from qkvflow.report.charts.files import save
 
 @dataclass(frozen=True)
 class AnalysisPaths:
+    """What was written."""
+
     html: Path
     figures: tuple[Path, ...] | None
     """None without matplotlib."""

@@ -27,7 +27,9 @@ def section(content: Content) -> Section:
         "lyapunov",
         "Lyapunov exponents",
         "How fast small perturbations of the whole text's states grow or fade from t = 0 to t = 1, "
-        "the tokens acting on each other.",
+        "the tokens acting on each other. Why look: to see which tokens a prediction hangs on, and "
+        "whether depth amplifies small errors such as rounding. Growth by a finite factor over a "
+        "depth that ends is not chaos.",
         (
             Figure(
                 "lyapunov_tokens",

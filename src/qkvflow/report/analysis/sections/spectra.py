@@ -67,7 +67,9 @@ def section(content: Content) -> Section:
         "spectra",
         "Spectra",
         "Eigenvalues and singular values of what attention heads and channel mixers do to a state, "
-        "as linear maps, along depth.",
+        "as linear maps, along depth. Why look: eigenvalues of OV with positive real part copy "
+        "what is attended to, negative ones take it away; a low effective rank means that few "
+        "directions are used.",
         tuple(parts),
     )
 

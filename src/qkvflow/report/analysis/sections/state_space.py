@@ -22,7 +22,8 @@ def section(content: Content) -> Section:
     return Section(
         "state-space",
         "State spaces",
-        "How long the state space layers remember, along depth.",
+        "How long the state space layers remember, along depth. Why look: a text longer than the "
+        "longest half-life is read in pieces, whatever the context.",
         (
             Figure(
                 "state_space_half_lives",

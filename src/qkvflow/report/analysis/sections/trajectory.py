@@ -34,7 +34,9 @@ def section(content: Content) -> Section:
     return Section(
         "trajectory",
         "Trajectories",
-        "The way of the hidden states from the embedding (t = 0) to the last state (t = 1).",
+        "The way of the hidden states from the embedding (t = 0) to the last state (t = 1). Why "
+        "look: the local error says whether another number of steps is the same model, the lens "
+        "how early a prediction is settled.",
         (
             Figure(
                 "trajectory_path",

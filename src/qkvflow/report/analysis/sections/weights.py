@@ -23,7 +23,8 @@ def section(content: Content) -> Section:
     return Section(
         "weights",
         "Weights over depth",
-        "Gates of a time-indexed field, or the weights themselves, as functions of t.",
+        "Gates of a time-indexed field, or the weights themselves, as functions of t. Why look: to "
+        "see whether depth is used at all. An array that hardly varies is shared in effect.",
         (
             Figure(
                 "weights_heat",
