@@ -15,10 +15,10 @@ QUICK := $(addprefix tests/,test_architecture.py test_registry.py test_zoo.py st
 	$(addprefix experiment/test_,units.py plan.py records.py matching.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick test lint format compare peers benchmark soak clean
+.PHONY: help setup quick test lint format compare docs docs-serve dist peers benchmark soak clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(VENV)/.dev ## create .venv with everything a developer needs
 
@@ -40,6 +40,15 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 compare: $(VENV)/.run ## compare the models: table, verdicts and report in runs/quick
 	$(BIN)/qkvflow compare --preset quick --out runs/quick
 
+docs: $(VENV)/.dev ## build the site into site/, with all links checked
+	$(BIN)/mkdocs build
+
+docs-serve: $(VENV)/.dev ## show the site while its pages are written
+	$(BIN)/mkdocs serve
+
+dist: $(VENV)/.dev ## build the wheel and the source distribution into dist/
+	$(BIN)/python -m hatchling build
+
 peers: $(VENV)/.peers ## install PyTorch, other peers and every extra, so that no test skips
 
 benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
@@ -49,7 +58,7 @@ soak: $(VENV)/.dev ## train for 2,000 steps and check that memory and file handl
 	$(BIN)/python -m benchmarks.soak
 
 clean: ## remove .venv and everything else that can be made again
-	rm -rf $(VENV) .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
