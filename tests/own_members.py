@@ -22,6 +22,23 @@ def no_examples() -> Iterator[None]:
         forget()
 
 
+@contextlib.contextmanager
+def kept_registries() -> Iterator[None]:
+    """A block whose members, of whatever file, are forgotten after it."""
+    names, loaded = [set(registry) for registry in REGISTRIES], list(plugins._process.loaded)
+    modules = set(sys.modules)
+    try:
+        yield
+    finally:
+        for registry, before in zip(REGISTRIES, names, strict=False):  # It may have grown.
+            for name in set(registry) - before:
+                registry.unregister(name)
+        plugins._process.loaded[:] = loaded
+        for name in set(sys.modules) - modules:
+            if name.startswith("qkvflow_plugin_"):
+                del sys.modules[name]
+
+
 def forget() -> None:
     for loaded in list(plugins._process.loaded):
         if loaded.path is not None and loaded.path.parent == EXAMPLES:
