@@ -45,10 +45,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "qkvflow import hf:HuggingFaceTB/SmolLM2-135M --context 2048 --out models/smollm2",
         "qkvflow import path/to/huggingface/directory --out models/mine",
     ),
-    "import": (
-        "qkvflow import hf:openai-community/gpt2 --out runs/gpt2",
-        "qkvflow import downloads/my-llama --out runs/my-llama",
-    ),
     "finetune": (
         "qkvflow finetune runs/first --data file:other.txt --steps 200 --out runs/tuned",
         "qkvflow finetune runs/first --data file:other.txt --num-steps 8 --method lora "
@@ -77,7 +73,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'qkvflow generate runs/first --prompt "def " --tokens 500 --window --temperature 0.5',
         "qkvflow generate runs/first --prompts prompts.txt --json",
     ),
-    "serve": ("qkvflow serve runs/first", "qkvflow serve runs/first --port 9000 --max-steps 16"),
     "analyze": (
         "qkvflow analyze runs/first",
         'qkvflow analyze runs/first --only lyapunov,trajectory --text "Once upon a time"',
