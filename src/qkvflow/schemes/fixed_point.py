@@ -49,6 +49,8 @@ _RESTART = 10
 
 
 class FixedPoint(AbstractSolver):
+    """The state that a step of the core leaves as it is, found by iteration."""
+
     injected: ClassVar[bool | None] = True
     steps: AbstractStepScheme
     """Of one loop; with one stage."""
