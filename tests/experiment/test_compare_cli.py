@@ -12,7 +12,7 @@ from own_members import EXAMPLES, no_examples
 
 from qkvflow.cli import main
 from qkvflow.evaluation.losses import evaluate
-from qkvflow.experiment.plan import TUNING_GRID
+from qkvflow.experiment.plan import TUNING_RATES
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load
 
@@ -145,5 +145,7 @@ def test_help_is_quick_and_readable(
     for word in ("--models", "--preset", "--match", "--tune", "params_of=LABEL"):
         assert word in said
     # Written out there, because the plan is not imported for the sake of a help.
-    grid = said.split("on validation, of")[1].split(" or of")[0]
-    assert tuple(float(rate) for rate in grid.split(",")) == TUNING_GRID
+    grid = said.split("lr (of ")[1].split(", X")[0]
+    assert tuple(float(rate) for rate in grid.split(",")) == tuple(
+        float(rate) for rate in TUNING_RATES.split(",")
+    )

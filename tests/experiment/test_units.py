@@ -62,11 +62,18 @@ def test_a_unit_is_begun_three_times_at_most(units: list[Unit]):
         assert queue.put_back(taken) == (attempt < 2)
 
 
-def test_runs_that_share_a_program(text: Path):
+def test_runs_that_share_a_program(text: Path, tmp_path: Path):
     plan = small_plan(text, models=["standard", "shared"])
     one, other = with_steps(plan, shapes(plan, 20))
-    assert program_of(one.run(0, 1e-3)) == program_of(one.run(1, 3e-3))
-    assert program_of(one.run(0)) != program_of(other.run(0))
+    optim = dataclasses.replace(one.config.optim, lr=3e-3)
+    faster = dataclasses.replace(one, config=dataclasses.replace(one.config, optim=optim))
+    entries = {"one": (one, 0), "faster": (faster, 1), "other": (other, 0)}
+    program = {
+        name: entry.run(seed, tmp_path / name, "", group="").program
+        for name, (entry, seed) in entries.items()
+    }
+    assert program["one"] == program["faster"] == program_of(one.config)
+    assert program["one"] != program["other"]
 
 
 def test_budgets_count_what_is_run(text: Path):
