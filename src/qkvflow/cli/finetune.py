@@ -42,10 +42,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="HOW",
         help="a per-layer model at another depth: interpolate (default), repeat or keep its layers",
     )
+    parser.add_argument(
+        "--control",
+        metavar="DIR",
+        help="the teacher's own fine-tuned run, equally long, to stand beside this one",
+    )
     add_checkpoint_option(parser)
     own = ("train.", "optim.", "track.")
     short = {option: value for option, value in SHORT.items() if value[0].startswith(own)}
-    add_config_options(parser, short)
+    text = "learn the predictions of this model (see --distill.weight, --distill.temperature)"
+    add_config_options(parser, {**short, "--teacher": ("distill.teacher", "DIR", text)})
     add_parallel_options(parser)
     add_output_options(parser)
 
@@ -81,6 +87,7 @@ def _finetune(args: argparse.Namespace) -> int:
             step=checkpoint_step(args.checkpoint),
             reporter=reporter,
             mesh=args.mesh,
+            control=args.control,
         ),
     )
     out = Path(args.out)

@@ -1,7 +1,6 @@
 """Adapters on their own: saved alone with the hash of their base, put back, and merged into it."""
 
 import dataclasses
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,11 @@ from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import Trained
-from qkvflow.runs.weights import named_arrays, read_weights
+from qkvflow.runs.weights import named_arrays, read_weights, weights_hash
 from qkvflow.schemes import AbstractStepScheme, grid
 
 FILE = "adapter.safetensors"
 _FORMAT = "qkvflow-adapter"
-
-
-def weights_hash(model: LanguageModel) -> str:
-    """sha256 of a model's arrays with their names and shapes."""
-    digest = hashlib.sha256()
-    for name, leaf in sorted(named_arrays(model).items()):
-        digest.update(f"{name} {leaf.shape}\n".encode())
-        digest.update(np.ascontiguousarray(leaf, np.float32).tobytes())
-    return digest.hexdigest()
 
 
 def save_adapter(model: LanguageModel, adaptation: Adaptation, base_hash: str, path: Path) -> None:

@@ -14,10 +14,11 @@ from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
 from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
-from qkvflow.finetune.adapters import weights_hash
 from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.distillation import DistillConfig
 from qkvflow.runs.load import Trained, load
+from qkvflow.runs.weights import weights_hash
 from qkvflow.training.reporter import Reporter
 from qkvflow.training.run import train
 from qkvflow.training.step import model_key
@@ -36,17 +37,22 @@ def finetune(
     step: int | str = "best",
     reporter: Reporter | None = None,
     mesh: str | None = None,
+    control: str | Path | None = None,
 ) -> dict[str, Any]:
     """Continue a pretrained run (or export) on other data; returns the content of `record.json`.
 
     `overrides` are sections of the configuration, on top of the pretrained run's own; `mesh` says
-    how devices are used, as in `train`.
+    how devices are used, as in `train`. Where there is a teacher (`distill.teacher`), `control` is
+    its own fine-tuned run on the same data, equally long, for the findings.
     """
     base, out = load(base_path, step=step), Path(out)
     config = finetune_config(base, Path(base_path), adaptation, data, data_dir, overrides or {})
     key = model_key(config.train.seed)
     start = adapted_model(base, config.model.config, adaptation, key=key)
     request = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
+    if control is not None:
+        check_control(Path(control), config)
+        request["control"] = str(control)
 
     def begin() -> None:
         rundir.create(out)
@@ -82,6 +88,7 @@ def finetune_config(
         base.config.to_dict(),
         {"model": model_changes(base, adaptation)},
         {"data": {"spec": data, "dir": data_dir, "tokenizer": tokenizer}},
+        {"distill": dataclasses.asdict(DistillConfig())},
         {"track": {"label": f"{base.config.model.name} ({adaptation.method})", "group": None}},
         {
             "train": {
@@ -92,6 +99,25 @@ def finetune_config(
         },
         overrides,
     )
+
+
+def check_control(control: Path, config: RunConfig) -> None:
+    """Refuse a control that is not the teacher, fine-tuned on the same text for as many tokens."""
+    if config.distill.teacher is None:
+        raise UserError("--control is the teacher's own fine-tuned run; give --teacher too")
+    other = make_config(rundir.read_run_config(control))
+    expected = (
+        weights_hash(load(config.distill.teacher).model),
+        config.data.spec,
+        config.tokens_per_step * config.train.steps,
+    )
+    found = (other.train.start, other.data.spec, other.tokens_per_step * other.train.steps)
+    for what, want, have in zip(("first weights", "text", "tokens"), expected, found, strict=True):
+        if want != have:
+            raise UserError(
+                f"--control {control} has other {what} than this run and its teacher; make it with "
+                f"'qkvflow finetune {config.distill.teacher}' and the same options"
+            )
 
 
 def read_findings(directory: Path) -> dict[str, Any]:
@@ -113,4 +139,14 @@ def summary(findings: dict[str, Any]) -> str:
             f"first data: {first['before']:.4f} -> {first['after']:.4f} nats/token, forgetting "
             f"{first['forgetting']:+.4f} ({first['spec']})"
         )
+    if (taught := findings.get("distillation")) is not None:
+        lines.append(
+            f"   teacher: {_shown(taught['teacher_loss'])} nats/token on the new data, trained "
+            f"equally long {_shown(taught['teacher_trained'])}; this model "
+            f"{_shown(taught['before'])} -> {_shown(taught['after'])}"
+        )
     return "\n".join(lines)
+
+
+def _shown(nats: float | None) -> str:
+    return "not known" if nats is None else f"{nats:.4f}"

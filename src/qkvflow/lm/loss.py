@@ -176,6 +176,31 @@ def exit_log_probabilities(
     return before + leave
 
 
+def token_losses_and_divergences(
+    model: LanguageModel,
+    teacher: LanguageModel,
+    tokens: Int[Array, "*batch seq"],
+    targets: Int[Array, "*batch seq"],
+    *,
+    temperature: float,
+    key: PRNGKeyArray | None = None,
+) -> tuple[Float[Array, "*batch seq"], Float[Array, "*batch seq"]]:
+    """As `token_losses`, and how far the model is from a teacher: KL(p_teacher || p) of the
+    predictions at a temperature, at every token, in nats."""
+    h, given = _last_states(model, tokens, key, None), _last_states(teacher, tokens, None, None)
+
+    def both(h: Array, given: Array, targets: Array) -> tuple[Array, Array]:
+        logits = model.project(h)
+        here = jax.nn.log_softmax(logits / temperature)
+        there = jax.nn.log_softmax(teacher.project(given) / temperature)
+        divergences = jnp.sum(jnp.exp(there) * (there - here), axis=-1)
+        return _cross_entropy(logits, targets), divergences
+
+    return _by_pieces(
+        both, tokens.shape, model.vocab_size, model.max_logits // 2, h, given, targets.reshape(-1)
+    )
+
+
 def _last_states(
     model: LanguageModel,
     tokens: Int[Array, "*batch seq"],

@@ -17,6 +17,7 @@ from qkvflow.runs.depths import (
     parse_levels,
     parse_recurrence,
 )
+from qkvflow.runs.distillation import DistillConfig
 from qkvflow.zoo import ModelConfig, configure, entry, modern, registry
 from qkvflow.zoo.options import option
 from qkvflow.zoo.plugins import (
@@ -252,6 +253,7 @@ class RunConfig:
     optim: OptimConfig
     checkpoint: CheckpointConfig
     track: TrackConfig
+    distill: DistillConfig = DistillConfig()
     plugins: tuple[Plugin, ...] = ()
     """Those with a member that the run names."""
 
@@ -277,6 +279,7 @@ SECTIONS: dict[str, type] = {
     "optim": OptimConfig,
     "checkpoint": CheckpointConfig,
     "track": TrackConfig,
+    "distill": DistillConfig,
 }
 
 

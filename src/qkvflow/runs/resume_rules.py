@@ -23,11 +23,14 @@ FREE = {
     "model": {"remat"},
     # The text itself is compared by hash: it may have moved, but not changed.
     "data": {"spec", "dir"},
+    # So are the teacher's weights.
+    "distill": {"teacher"},
 }
 WHY = {
     "model": "the weights in the checkpoint are of the old model",
     "data": "the tokens would mean something else",
     "train": "the batches still to come would not be those of this run",
+    "distill": "the steps made so far had another objective",
     "optim": "the optimiser's state belongs to the old settings",
 }
 

@@ -3,6 +3,7 @@
 Files that are cut short, altered or not ours are refused before memory is given to them.
 """
 
+import hashlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qkvflow.errors import UserError
 
@@ -21,6 +23,15 @@ def named_arrays(model: Any) -> dict[str, Any]:
     """Arrays by a readable path: `field.layers.block.branches.0.mixer.qkv.weight`."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(eqx.filter(model, _is_leaf))
     return {path_name(path): leaf for path, leaf in leaves}
+
+
+def weights_hash(model: Any) -> str:
+    """sha256 of a model's arrays with their names and shapes."""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(named_arrays(model).items()):
+        digest.update(f"{name} {leaf.shape}\n".encode())
+        digest.update(np.ascontiguousarray(leaf, np.float32).tobytes())
+    return digest.hexdigest()
 
 
 def _is_leaf(x: Any) -> bool:

@@ -29,7 +29,8 @@ class Dispatch:
         self._most = MAX_STEPS if on_device else _MAX_HOST_STEPS
         self._wanted = train.steps_per_dispatch
         self.size = min(self._wanted or 1, self._most)
-        self._hyper = jax.tree.map(self._layout.replicate, program.hyper())
+        hyper = jax.tree.map(self._layout.replicate, program.hyper())
+        self._hyper = hyper._replace(teacher=program.teacher_arrays)
         self._multi_step = program.multi_step(self._most, on_device=on_device)
         self._loader: BatchLoader | None = None
         if on_device:

@@ -14,6 +14,10 @@
                  to each other. Both are differentiated: the coarse grid has the data to hold on
                  to, the fine one has only the coarse one
 
+Or a teacher's predictions are learnt, at temperature T (forward KL, Hinton et al. 2015):
+
+    (1 - w) cross-entropy + w T^2 KL(p_teacher || p)
+
 A step's draw is a function of (seed, step), like its batch. All numbers of steps are branches of
 one program (`lax.switch`): a step costs what its own number costs. One padded grid of the most
 steps would compile once instead of once for each number, but every step would then cost the most;
@@ -32,11 +36,13 @@ from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.loss import (
     exit_losses,
     token_losses,
+    token_losses_and_divergences,
     token_losses_and_gaps,
     token_losses_and_shortcut,
 )
 from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import Jitter, parse_jitter
+from qkvflow.runs.distillation import DistillConfig
 from qkvflow.schemes import grouped_edges, shifted_edges
 from qkvflow.training.recurrence import truncated, truncated_flops
 from qkvflow.training.step import Objective, plain
@@ -155,6 +161,34 @@ def _with_shortcut(
     )
     entropy = jnp.mean(entropies)
     return entropy + train.shortcut * (jnp.mean(others) + distance), entropy
+
+
+def make_distillation(train: TrainConfig, distill: DistillConfig) -> Objective:
+    """The objective with a teacher, which is given beside the batch."""
+    weight, temperature = distill.weight, distill.temperature
+
+    def objective(
+        model: LanguageModel,
+        inputs: Array,
+        targets: Array,
+        *,
+        key: Any,
+        depth_key: Any,
+        done: Any = 1.0,
+        teacher: LanguageModel,
+    ) -> tuple[Array, Array]:
+        entropies, divergences = token_losses_and_divergences(
+            freeze(model, train.trainable),
+            teacher,
+            inputs,
+            targets,
+            temperature=temperature,
+            key=key,
+        )
+        entropy = jnp.mean(entropies)
+        return (1 - weight) * entropy + weight * temperature**2 * jnp.mean(divergences), entropy
+
+    return objective
 
 
 def step_flops(

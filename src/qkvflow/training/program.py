@@ -16,10 +16,11 @@ import optax
 
 from qkvflow.distributed import Layout, one_device
 from qkvflow.errors import UserError
-from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm import LanguageModel, build_config, count_flops
 from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs.config import RunConfig
-from qkvflow.training.objective import make_objective, step_flops
+from qkvflow.schemes import AbstractSolver
+from qkvflow.training.objective import make_distillation, make_objective, step_flops
 from qkvflow.training.optim import averages, evaluation_params, optimiser
 from qkvflow.training.schedule import make_schedule
 from qkvflow.training.step import (
@@ -44,6 +45,8 @@ class Program:
     static: Any
     """The rest of the model."""
     layout: Layout
+    teacher: LanguageModel | None = None
+    """Whose predictions are learnt; placed as the layout says."""
 
     @property
     def model(self) -> LanguageModel:
@@ -57,9 +60,13 @@ class Program:
         return self.flops_as_run(None)
 
     def flops_as_run(self, evaluations: float | None) -> int:
-        """Of a step, where a solver was found to make so many evaluations on average."""
+        """Of a step, where a solver was found to make so many evaluations on average, with the
+        teacher's forward pass."""
         tokens = self.config.tokens_per_step
-        return step_flops(self.config.train, self.model, tokens, evaluations=evaluations)
+        own = step_flops(self.config.train, self.model, tokens, evaluations=evaluations)
+        if self.teacher is None:
+            return own
+        return own + count_flops(self.teacher, self.config.context).forward * tokens
 
     def hyper(self) -> Hyper:
         """The arguments of the compiled program that this run gives."""
@@ -71,10 +78,18 @@ class Program:
             np.int32(train.steps),
         )
 
+    @property
+    def teacher_arrays(self) -> Any:
+        return None if self.teacher is None else split_model(self.teacher)[0]
+
     def multi_step(self, max_steps: int, *, on_device: bool) -> MultiStep:
         """`multi_step(state, hyper, data, count)`; data are the tokens of the train split where
         they are kept on the device, else `max_steps` batches."""
         train, shape = self.config.train, self.config.model.config
+        objective, teacher = make_objective(train, exits=shape.exit_gate), None
+        if self.teacher is not None:
+            objective = make_distillation(train, self.config.distill)
+            teacher = split_model(self.teacher)[1]
         return make_multi_step(
             self.static,
             self._optimiser,
@@ -84,7 +99,8 @@ class Program:
             context=self.config.context if on_device else None,
             grad_accum=train.grad_accum,
             dropout=shape.dropout > 0 or shape.attention_dropout > 0 or shape.core_init == "noise",
-            objective=make_objective(train, exits=shape.exit_gate),
+            objective=objective,
+            teacher=teacher,
             shard_batch=self.layout.shard_batch,
             shard_model=self.layout.shard_model,
         )
@@ -151,7 +167,19 @@ class Program:
         return averages(self.state.opt_state)
 
 
-def make_program(config: RunConfig, vocab_size: int, layout: Layout | None = None) -> Program:
-    """The program of a run, on one device or divided as `layout` says. Nothing is allocated."""
+def make_program(
+    config: RunConfig,
+    vocab_size: int,
+    layout: Layout | None = None,
+    teacher: LanguageModel | None = None,
+) -> Program:
+    """The program of a run, on one device or divided as `layout` says. Nothing is allocated, but
+    for a teacher."""
     params, static = abstract_model(config.model.config, vocab_size)
-    return Program(config, vocab_size, params, static, layout or one_device())
+    layout = layout or one_device()
+    if teacher is not None:
+        if isinstance(static.scheme, AbstractSolver):
+            raise UserError("a teacher needs a model of fixed steps; choose another --model.scheme")
+        arrays, rest = split_model(teacher)
+        teacher = eqx.combine(layout.place(arrays), rest)
+    return Program(config, vocab_size, params, static, layout, teacher)

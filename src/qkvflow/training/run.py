@@ -22,7 +22,7 @@ from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
 from qkvflow.runs.corpus import load_data
 from qkvflow.runs.figure import draw_losses
-from qkvflow.runs.load import tokenizer_problem
+from qkvflow.runs.load import Trained, tokenizer_problem
 from qkvflow.runs.record import now
 from qkvflow.runs.resume_rules import check_config, check_data, check_mesh
 from qkvflow.training.ending import fail, finish
@@ -30,6 +30,7 @@ from qkvflow.training.loop import Diverged, Loop, Progress
 from qkvflow.training.program import Program, make_program
 from qkvflow.training.reporter import Reporter, SilentReporter
 from qkvflow.training.step import TrainState
+from qkvflow.training.teacher import check_teacher, with_teacher
 from qkvflow.training.trackers import TRACKERS, make_tracker
 from qkvflow.training.trainable import count_trained
 from qkvflow.zoo.registry import COMPLETIONS
@@ -63,8 +64,9 @@ def train(
             rundir.create(directory)  # Refuses, before the corpus is read.
 
     hosts.on_rank0(refuse)
+    config, teacher = with_teacher(config)
     encoded = _load_everywhere(config)
-    program = _make_program(config, encoded, layout)
+    program = _make_program(config, encoded, layout, teacher)
     with ExitStack() as stack:
 
         def begin() -> None:
@@ -114,8 +116,11 @@ def resume(
         return finished
     with ExitStack() as stack:
         hosts.on_rank0(lambda: stack.enter_context(rundir.locked(directory, patience)))
+        config, teacher = with_teacher(config)
+        if teacher is not None and not written.get("distill", {}).get("sha256"):
+            written = make_config(written, {"distill": {"sha256": config.distill.sha256}}).to_dict()
         encoded = _load_everywhere(config)
-        program = _make_program(config, encoded, layout)
+        program = _make_program(config, encoded, layout, teacher)
         notes = _check(config, written, directory, encoded, extend, layout)
 
         def begin() -> None:
@@ -172,11 +177,14 @@ def _load_everywhere(config: RunConfig) -> EncodedCorpus:
     return encoded
 
 
-def _make_program(config: RunConfig, encoded: EncodedCorpus, layout: Layout) -> Program:
+def _make_program(
+    config: RunConfig, encoded: EncodedCorpus, layout: Layout, teacher: Trained | None
+) -> Program:
     """The program, on a layout that suits it."""
     train, shape = config.train, config.model.config
     hosts.require_same("the mesh", str(layout.shape))
-    program = make_program(config, encoded.tokenizer.vocab_size, layout)
+    taught = check_teacher(teacher, config, encoded.tokenizer)
+    program = make_program(config, encoded.tokenizer.vocab_size, layout, taught)
     heads = shape.num_heads if "attention" in shape.mixers else None
     layout.check(program.params, train.batch_size, train.grad_accum, num_heads=heads)
     return program

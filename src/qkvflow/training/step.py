@@ -65,6 +65,8 @@ class Hyper(NamedTuple):
     warmup: Any
     steps: Any
     """Of the whole run, which the schedule follows."""
+    teacher: Any = None
+    """Arrays of the model whose predictions are learnt, if there is one."""
 
 
 MultiStep = Callable[..., tuple[TrainState, Metrics]]
@@ -135,6 +137,7 @@ def make_multi_step(
     shard_batch: Callable[[Array], Array] = lambda windows: windows,
     shard_model: Callable[[LanguageModel], LanguageModel] = lambda model: model,
     objective: Objective = plain,
+    teacher: Any = None,
 ) -> MultiStep:
     """`multi_step(state, hyper, data, count)`: `count <= max_steps` steps.
 
@@ -142,10 +145,11 @@ def make_multi_step(
     device. Without, they are batches from the host, `max_steps batch seq` each, for corpora that
     do not fit on the device. `static` is the second half of `split_model`. `dropout` says whether
     the model wants keys. `shard_batch` is applied to the windows of a (micro-)batch and
-    `shard_model` to the model, to divide them over devices (see `qkvflow.distributed`).
+    `shard_model` to the model, to divide them over devices (see `qkvflow.distributed`). `teacher`
+    is that half of a model whose arrays are in `hyper`, for objectives that take one.
     """
     gradient = _gradient(
-        static, batch_size, grad_accum, dropout, shard_batch, shard_model, objective
+        static, batch_size, grad_accum, dropout, shard_batch, shard_model, objective, teacher
     )
 
     def multi_step(
@@ -187,18 +191,23 @@ def _gradient(
     shard_batch: Callable[[Array], Array],
     shard_model: Callable[[LanguageModel], LanguageModel],
     objective: Objective,
+    teacher: Any,
 ) -> Callable[..., tuple[Array, Any, Work | None]]:
     """Cross-entropy of a batch, gradient of the objective, in `grad_accum` parts, and the work of
     a solver."""
     solves = isinstance(static.scheme, AbstractSolver)
 
     def part(
-        params: Any, inputs: Array, targets: Array, key: Any, depth: Any, done: Any
+        params: Any, inputs: Array, targets: Array, key: Any, depth: Any, done: Any, taught: Any
     ) -> tuple[Array, Any, Work | None]:
+        more = {}
+        if teacher is not None:
+            more["teacher"] = shard_model(eqx.combine(taught, teacher))
+
         def value(params: Any) -> tuple[Array, Any]:
             model = shard_model(eqx.combine(params, static))
             batch = shard_batch(inputs), shard_batch(targets)
-            return objective(model, *batch, key=key, depth_key=depth, done=done)
+            return objective(model, *batch, key=key, depth_key=depth, done=done, **more)
 
         # One value and not two equal ones: programs that differ elsewhere then still agree to the
         # last bit.
@@ -216,14 +225,14 @@ def _gradient(
         # All parts of a batch take the same grid: a batch is one step, however it is computed.
         depth = depth_key(seed, step)
         if grad_accum == 1:
-            return part(params, *batch, key, depth, done)
+            return part(params, *batch, key, depth, done, hyper.teacher)
         split = [x.reshape(grad_accum, batch_size // grad_accum, -1) for x in batch]
         keys = jnp.arange(grad_accum)
 
         def add(total: Any, each: Any) -> tuple[Any, Work | None]:
             inputs, targets, index = each
             inner = None if key is None else jax.random.fold_in(key, index)
-            *made, work = part(params, inputs, targets, inner, depth, done)
+            *made, work = part(params, inputs, targets, inner, depth, done, hyper.teacher)
             return jax.tree.map(lambda a, b: a + b / grad_accum, total, tuple(made)), work
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))

@@ -11,12 +11,13 @@ from qkvflow.errors import UserError
 from qkvflow.evaluation import evaluate
 from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import Adaptation, adapted_model
-from qkvflow.finetune.adapters import FILE, save_adapter, weights_hash
+from qkvflow.finetune.adapters import FILE, save_adapter
 from qkvflow.finetune.run import FINDINGS, REQUEST
 from qkvflow.lm import LanguageModel
 from qkvflow.runs import rundir
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import Trained, load
+from qkvflow.runs.weights import weights_hash
 from qkvflow.training.reporter import Reporter
 from qkvflow.training.step import model_key, split_model
 from qkvflow.training.trainable import count_trained
@@ -55,6 +56,7 @@ def _write(
         note(f"no {FINDINGS}: {request['base']} holds other weights than this run began from")
         return
     findings = _findings(base, request["base"], tuned, adaptation, note)
+    findings["distillation"] = _distillation(request, tuned, findings["new_data"], note)
     with rundir.writing(directory):
         write_whole(directory / FINDINGS, to_json(findings, 1) + "\n")
 
@@ -111,3 +113,30 @@ def _findings(
         "forgetting": now - before,
     }
     return findings
+
+
+def _distillation(
+    request: dict[str, Any], tuned: Trained, new_data: dict[str, Any], note: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """The controls side by side, on the new data: this model before and after, its teacher, and
+    the teacher trained equally long."""
+    distill, most = tuned.config.distill, tuned.config.train.eval_tokens
+    if distill.teacher is None:
+        return None
+    new, _ = load_split(tuned, "validation")
+
+    def nats(path: str | None) -> float | None:
+        try:
+            return None if path is None else evaluate(load(path).model, new, max_tokens=most).nats
+        except UserError as error:
+            note(f"a control cannot be read: {error}")
+            return None
+
+    return {
+        **dataclasses.asdict(distill),
+        "before": new_data["frozen_at_this_depth"],
+        "after": new_data["tuned"],
+        "teacher_loss": nats(distill.teacher),
+        "control": request.get("control"),
+        "teacher_trained": nats(request.get("control")),
+    }
