@@ -39,6 +39,8 @@ def unrolled(model: LanguageModel, config: ModelConfig) -> tuple[LanguageModel, 
         )
     if model.scale_embedding or model.value_residual:
         raise UserError("no stack of layers here has scale_embedding or value_residual")
+    if config.final_norm == "none":
+        raise UserError("every stack of layers here has a final norm; this model has none")
     layers = [_layers(each, len(unit)) for each in model.segments]
     stack = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *layers)
     depth = len(jax.tree.leaves(stack)[0])
