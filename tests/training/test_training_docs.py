@@ -17,7 +17,7 @@ def test_every_option_in_the_documentation_exists():
         parser = Parser()
         verb.configure(parser)
         known |= {name for action in parser._actions for name in action.option_strings}
-    known |= {"--to", "--plugin"}  # of export; of every verb
+    known |= {"--to", "--format", "--plugin"}  # of export; of every verb
     text = DOCS.read_text()
     guide = text.split("## From the training guide of zaphrode/qkvflow")[1]
     ours = text.replace(guide, "") + "".join(
