@@ -37,7 +37,6 @@ SMALL = {
     "finetune": f"--num-steps 3 {RUN}",
     "resume": "--no-samples --train.eval_tokens 64",
     "compare": "--dry-run",
-    "convert": "--rank 2 --ranks 1,2",
     "eval": "--max-tokens 64",
     "generate": "--tokens 4",
     "sweep-depth": "--max-tokens 64 --num-steps 1 --schemes euler --adaptive 0.1",
