@@ -15,7 +15,7 @@ QUICK := $(addprefix tests/,test_architecture.py test_registry.py test_zoo.py st
 	$(addprefix experiment/test_,units.py plan.py records.py matching.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick test lint format compare docs docs-serve dist peers benchmark soak clean
+.PHONY: help setup quick test lint format compare docs docs-serve dist peers benchmark soak fuzz storm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -56,6 +56,12 @@ benchmark: $(VENV)/.dev $(VENV)/.peers ## measure speed beside PyTorch
 
 soak: $(VENV)/.dev ## train for 2,000 steps and check that memory and file handles stay flat
 	$(BIN)/python -m benchmarks.soak
+
+fuzz: $(VENV)/.dev ## 10,000 odd calls of the command line; FUZZ='--calls 500 --seed 7' for others
+	$(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
+storm: $(VENV)/.dev ## kills, full disks and damaged files: what is survived, refused, lost, believed
+	$(BIN)/python -m benchmarks.storm $(STORM)
 
 clean: ## remove .venv and everything else that can be made again
 	rm -rf $(VENV) .pytest_cache .ruff_cache build dist site

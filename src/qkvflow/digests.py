@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from qkvflow.files import to_json
+from qkvflow.files import to_json, write_json
 
 SEAL = "sha256"
 _PIECE = 1 << 25
@@ -66,6 +66,16 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON document with the hash of the rest of it."""
     content = {key: value for key, value in document.items() if key != SEAL}
     return {**content, SEAL: _document_digest(content)}
+
+
+def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
+    """Replace a file by a JSON document that says its hash."""
+    write_json(path, sealed(document))
+
+
+def was_altered(document: Mapping[str, Any]) -> bool:
+    """Whether a document that may be sealed is not as it was; earlier versions sealed few."""
+    return SEAL in document and not is_intact(document)
 
 
 def is_intact(document: Mapping[str, Any]) -> bool:

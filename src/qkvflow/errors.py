@@ -34,7 +34,7 @@ class UnknownName(UserError):
 
 def one_line(text: object, most: int = 600) -> str:
     """What is echoed, on one line and not longer than that."""
-    line = " ".join(str(text).split())
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(str(text).split()))
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 

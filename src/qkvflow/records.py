@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from qkvflow.digests import was_altered, write_sealed
 from qkvflow.errors import UserError
-from qkvflow.files import write_json
+from qkvflow.runs.rundir import altered
 
 SCHEMA = 1
 FINISHED_SECTIONS = ("model", "params", "flops", "data", "budget", "training", "losses", "speed")
@@ -87,7 +88,7 @@ def finite(value: Any) -> float | None:
 def write_record(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write `record.json` atomically, after checking that `read_record` will accept it."""
     _check(Path(path), content)
-    write_json(path, content)
+    write_sealed(Path(path), content)
 
 
 def read_record(path: str | Path, *, experiment: Path | None = None) -> Record:
@@ -97,10 +98,14 @@ def read_record(path: str | Path, *, experiment: Path | None = None) -> Record:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         raise UserError(
             f"{path} is not complete JSON; delete it and start the same command again"
         ) from None
+    if isinstance(content, dict) and was_altered(content):
+        raise UserError(
+            f"{path} was altered since it was written; delete it and start the same command again"
+        )
     _check(path, content)
     return Record(
         label=content["label"],
@@ -111,6 +116,12 @@ def read_record(path: str | Path, *, experiment: Path | None = None) -> Record:
         run_dir=path.parent,
         experiment=experiment,
     )
+
+
+def altered_files(record: Record) -> list[str]:
+    """A line for each file of a run that was altered, while it was trained or since."""
+    since = altered(record.run_dir or Path(), record.section("files"))
+    return [*map(str, record.content.get("altered") or ()), *since]
 
 
 def curve(run_dir: str | Path) -> Curve:
@@ -155,12 +166,16 @@ def collect(directories: Iterable[str | Path] | str | Path) -> Records:
         raise UserError("no experiment directory given")
     read: list[Record] = []
     unfinished: list[tuple[Path, str, int]] = []
+    changed: list[str] = []
     for experiment in experiments:
         found, open_runs = _walk(experiment)
         read += found
+        for record in found:
+            changed += altered_files(record)
         unfinished += [(experiment, label, seed) for label, seed in open_runs]
     _refuse_mixtures(read)
     names, notes = _names(read, experiments)
+    notes += changed
     kept: dict[tuple[str, int], Record] = {}
     for record in read:
         key = (names.get((record.experiment, record.label), record.label), record.seed)

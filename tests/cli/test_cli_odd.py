@@ -27,6 +27,8 @@ WORDS = {
     "depths": ["--train.eval_depths", NINES],
     "infinite": ["--model.mlp_ratio", "1e300"],
     "wide": ["--model.d_model", "1e18"],
+    "batch": ["--train.batch_size", "1e18"],
+    "deep": ["--model.prelude", "9223372036854775807"],
     "nobody": ["--data", "file:~nosuchuser/x"],
     "long data": ["--data", f"file:{LONG}"],
     "bpe": ["--tokenizer", "bpe:" + "9" * 20],
@@ -61,6 +63,7 @@ PLANS = {
     "questions": "questions: 7",
     "dates": "models: 2001-01-01",
     "data": "data: 3",
+    "train": "train: [1]",
 }
 
 
@@ -124,6 +127,19 @@ def test_plans(name: str, text: Path, capsys: pytest.CaptureFixture[str]):
     path.write_text(f"budget: {{steps: 2}}\n{PLANS[name]}\n")
     out = str(text.parent / "compared")
     refused(capsys, "compare", "--config", str(path), "--dry-run", "--out", out)
+
+
+def test_numbers_that_no_computer_counts_in(capsys: pytest.CaptureFixture[str]):
+    assert "--vocab is too large a number" in refused(capsys, "models", "--vocab", NINES)
+
+
+def test_what_is_echoed_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]):
+    assert "\\x1b[31m" in refused(capsys, "eval", "\x1b[31m")
+
+
+def test_words_too_many_are_named(capsys: pytest.CaptureFixture[str]):
+    assert "a word too many: 'b'" in refused(capsys, "eval", "a", "b")
+    refused(capsys, "eval", "a", "\t")
 
 
 def test_no_models_are_not_the_default_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +152,40 @@ def test_nothing_that_finished_is_repeated(two_models: Path, text: Path):
 def test_another_plan_in_the_same_place_is_refused(two_models: Path, text: Path):
     with pytest.raises(UserError, match=r"holds another comparison: .*seeds was \[0, 1\]"):
         run_plan(both_plan(text, seeds=1), two_models)
+
+
+def test_a_comparison_whose_corpus_has_changed_is_refused(tmp_path: Path, text: Path):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    plan = small_plan(own)
+    write_plan(tmp_path / "out", plan)
+    own.write_bytes(text.read_bytes()[:-200] + b"depth is a flow")
+    with pytest.raises(UserError, match="was begun with another corpus or version"):
+        run_plan(plan, tmp_path / "out")
+
+
+def test_damaged_files_of_a_comparison_are_made_again(
+    two_models: Path, tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]
+):
+    """And `compare` says which of those that cannot be were altered."""
+    out = Path(shutil.copytree(two_models, tmp_path / "out"))
+    [first, second, third, fourth] = runs_of(out)
+    for path in (first / "record.json", out / "baselines.json"):
+        path.write_text(path.read_text().replace("1", "2", 3))
+    (second / "record.json").unlink()
+    (second / "config.yaml").write_text("model: {")
+    (third / "metrics.jsonl").write_text("")
+    train = {**content(text)["train"], "samples": "last", "eval_depths": "2"}
+    plan = both_plan(text, train=train, track={"name": "tensorboard"})
+    outcome = run_plan(plan, out, executor=workers(2))
+    assert (outcome.finished, outcome.failed) == (4, ())
+    for run in (first, second, fourth):
+        same = two_models / run.relative_to(out)
+        assert lines_of(run) == lines_of(same)
+        assert read_json(run / "record.json")["losses"] == read_json(same / "record.json")["losses"]
+    assert read_json(out / "baselines.json") == read_json(two_models / "baselines.json")
+    [note] = outcome.notes
+    assert f"{third / 'metrics.jsonl'} was altered" in note
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path: Path, text: Path):

@@ -8,6 +8,7 @@ import pytest
 from comparisons import small_plan
 
 from qkvflow import limits
+from qkvflow.errors import OutOfMemory
 from qkvflow.experiment.executors import local
 from qkvflow.experiment.executors.local import suggest_workers, worker_environment
 from qkvflow.experiment.resolve import shapes, with_steps
@@ -49,8 +50,10 @@ def test_no_program_is_compiled_by_two_at_once(units: list[Unit]):
 
 
 def test_units_that_are_done_are_left_out(units: list[Unit]):
-    units[0].file.write_text("{}")
+    units[0].file.write_text('{"status": "failed", "schema": 1}')
     assert units[0] not in Queue(units).waiting
+    units[0].file.write_text('{"status": "fai')  # Damaged: not done.
+    assert units[0] in Queue(units).waiting
 
 
 def test_a_unit_is_begun_three_times_at_most(units: list[Unit]):
@@ -99,6 +102,13 @@ def test_workers_by_cores_and_memory(monkeypatch: pytest.MonkeyPatch):
     assert suggest_workers(0, 2 << 30) == 4
     assert suggest_workers(0, 100 << 30) == 1
     assert suggest_workers(3, 1 << 20) == 3
+
+
+def test_more_workers_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "memory_limit", lambda: 5 << 30)
+    local._check_workers(5, 1 << 30)
+    with pytest.raises(OutOfMemory, match=r"6 workers take about 6.4 GB .* --workers 5"):
+        local._check_workers(6, 1 << 30)
 
 
 def test_the_environment_of_a_worker(monkeypatch: pytest.MonkeyPatch):

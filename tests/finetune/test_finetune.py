@@ -182,6 +182,16 @@ def test_a_finetuned_run_is_a_run(
     assert "euler, 6 steps *" in capsys.readouterr().out
 
 
+def test_a_finetuning_without_its_first_weights_says_what_to_do(
+    specs: tuple[str, str], tmp_path: Path
+):
+    """As a kill before the first checkpoint leaves it."""
+    content = options_of(specs[0], train={"start": "elsewhere"})
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="delete it and call 'qkvflow finetune' again"):
+        resume(tmp_path)
+
+
 def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: Callable[..., Any]):
     """From the weights it began with, which no seed gives again, with all that belongs to it."""
     tuned("lora", 6)

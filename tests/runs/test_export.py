@@ -1,6 +1,7 @@
 """Exports and `qkvflow.load`; files that are cut short, altered or foreign are refused."""
 
 import json
+import resource
 import shutil
 import struct
 from collections.abc import Callable
@@ -55,6 +56,20 @@ def test_an_export_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Pa
     with pytest.raises(UserError, match="cannot write"):
         export(run, tmp_path / "file" / "export")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path):
+    """No file can grow beyond a limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
+    try:
+        with pytest.raises(UserError, match="cannot write .* make room or choose another") as said:
+            export(run, tmp_path / "export")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(said.value)
+    assert not list(tmp_path.iterdir())
+    assert qkvflow.load(export(run, tmp_path / "export")).step == 6
 
 
 def refused(path: Path) -> str:

@@ -16,10 +16,12 @@ from sharp_models import tiny as tiny_model
 
 from qkvflow import errors
 from qkvflow.cli import main
+from qkvflow.distributed import memory
 from qkvflow.errors import Note, OutOfMemory, UserError
 from qkvflow.generation import generate
+from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
-from qkvflow.training import loop, resume, train
+from qkvflow.training import resume, train
 from qkvflow.training.trackers import TRACKERS
 
 
@@ -93,12 +95,22 @@ def test_eval_of_a_changed_corpus_says_so(
 def test_a_program_that_does_not_fit_is_refused_before_it_runs(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(loop, "memory_limit", lambda: 1000)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
     with pytest.raises(OutOfMemory, match="a step takes .* GB and there are 0.0 GB"):
         train(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()
     assert train(tiny(train={"steps": 2}), tmp_path / "run")["status"] == "finished"
+
+
+def test_an_evaluation_that_does_not_fit_is_refused_before_it_runs(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
+    assert main(["eval", str(finished), "--context", "8"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("qkvflow: out of memory: an evaluation at context 8 takes ")
+    assert "use a shorter context" in said
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 import qkvflow
+from qkvflow.data.tokenizers.char import CharTokenizer
 from qkvflow.digests import arrays_digest, file_digest, is_intact, sealed
 from qkvflow.errors import UserError
+from qkvflow.records import read_record as read_one
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.export import export
-from qkvflow.training import resume
+from qkvflow.runs.rundir import read_record
+from qkvflow.training import resume, train
 from qkvflow.training.reporter import SilentReporter
 
 
@@ -203,3 +206,40 @@ def test_resume_says_nothing_of_files_as_they_were(unfinished: Path):
     notes = Notes()
     resume(unfinished, reporter=notes)
     assert not [line for line in notes.lines if "altered" in line or "gone" in line]
+
+
+def test_no_flipped_bit_of_a_record_is_believed(run: Path):
+    """`resume` of a finished run writes it again, to the same losses."""
+    path, generator = run / "record.json", random.Random(5)
+    before = json.loads(path.read_text())
+    content = path.read_bytes()
+    for _ in range(20):
+        flip(path, generator.randrange(len(content)), generator.randrange(8))
+        found = read_record(run)
+        assert found is None or {k: found[k] for k in before if k in found} == before
+        path.write_bytes(content)
+    path.write_text(path.read_text().replace('"steps": 40', '"steps": 41'))
+    with pytest.raises(UserError, match="altered since it was written; delete it"):
+        read_one(path)
+    assert resume(run)["losses"] == before["losses"]
+    assert read_one(path).content["budget"]["steps"] == 40
+
+
+def test_a_finished_run_says_which_file_was_altered(run: Path):
+    flip(run / "metrics.jsonl", 20)
+    notes = Notes()
+    resume(run, reporter=notes)
+    assert "metrics.jsonl was altered since it was written" in notes.lines[0]
+
+
+def test_a_run_killed_within_its_first_files_can_be_begun_again(
+    tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CharTokenizer, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(train={"steps": 2}), tmp_path / "run")
+    monkeypatch.undo()
+    assert resume(tmp_path / "run")["status"] == "finished"

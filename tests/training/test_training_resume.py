@@ -190,7 +190,11 @@ def test_unsound_changes_are_refused(unfinished: Path, changes: dict[str, Any], 
 
 
 def test_sound_changes_are_made(unfinished: Path):
-    changes = {"train": {"steps": 44, "eval_every": 11}, "checkpoint": {"every": 11}}
+    changes = {
+        "train": {"steps": 44, "eval_every": 11},
+        "checkpoint": {"every": 11},
+        "model": {"remat": "block"},
+    }
     record = resume(unfinished, overrides=changes, extend=True)
     assert record["budget"]["steps"] == 44
     assert last_step(unfinished) == 44

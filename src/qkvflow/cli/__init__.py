@@ -121,6 +121,9 @@ def _run_verb(verb: str, argv: list[str]) -> int:
         raise unknown("verb", verb, VERBS)
     parser = parser_of(verb)
     args = parser.parse_args([_as_option(each) for each in argv])
+    for name, value in vars(args).items():
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise UserError(f"--{name.replace('_', '-')} is too large a number: 2^63 or more")
     # After parsing, so that `--help` runs none of them.
     from qkvflow.zoo.plugins import allow_changed_plugins, load_installed, load_plugins
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qkvflow.cli.executing import add_executor_options, execute
 from qkvflow.cli.options import SHORT, add_config_options
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line
 
 _BUDGETS = {
     "steps": ("N", "optimiser steps"),
@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if code:
         return code
+    for line in outcome.notes:
+        print(f"note: {one_line(line)}", file=sys.stderr)
     for line in outcome.failed:
         print(f"qkvflow: failed and left out: {line}", file=sys.stderr)
     if not outcome.finished:
@@ -164,6 +166,8 @@ def plan_of(args: argparse.Namespace) -> Any:
     if args.no_samples:
         train["samples"] = "none"
     for section, values in overrides.items():
+        if not isinstance(content.get(section) or {}, dict):
+            raise UserError(f"{args.config}: {section} must be options by name; correct it")
         content[section] = {**(content.get(section) or {}), **values}
     return make_plan(content)
 

@@ -37,11 +37,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         start = "unrecognized arguments: "
         if message.startswith(start):
-            option = message.removeprefix(start).split()[0].split("=")[0]
+            option = message.removeprefix(start).partition(" ")[0].partition("=")[0]
             near = " or ".join(nearest(option, self._option_string_actions))
             list_all = next(each for each in ("--help-all", "--help") if self.takes(each))
             hint = f"did you mean {near}?" if near else f"{self.prog} {list_all} lists them"
-            message = f"unknown option '{one_line(option, 80)}'; {hint}"
+            what = "unknown option" if option.startswith("-") else "a word too many:"
+            message = f"{what} '{one_line(option, 80)}'; {hint}"
         print(f"qkvflow: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 

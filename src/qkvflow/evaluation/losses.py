@@ -25,6 +25,7 @@ from qkvflow.data.batches import (
     window_mask,
 )
 from qkvflow.distributed import Layout, check_batch, hosts, one_device
+from qkvflow.distributed.memory import check_fits, program_bytes
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, Work, token_losses, token_losses_and_work
 from qkvflow.schemes import AbstractSolver
@@ -184,6 +185,9 @@ def evaluate(
     """The loss of a model on a split. For evaluations again and again, keep an `Evaluator`."""
     params, static = eqx.partition(model, eqx.is_inexact_array)
     length, parts = context or model.context, 1 if layout is None else layout.shape.rows
+    if batch_size is not None:  # Not more windows at once than there are.
+        windows = max(1, -(-(len(split) - 1) // length))
+        batch_size = min(batch_size, -(-windows // parts) * parts)
     evaluator = Evaluator(
         static,
         split,
@@ -192,6 +196,7 @@ def evaluate(
         max_tokens=max_tokens,
         layout=layout,
     )
+    evaluator.prepare(params)
     return evaluator(params)
 
 
@@ -222,7 +227,7 @@ class Evaluator:
             losses = make_group_losses(static, context, self._layout)
         else:
             losses = _host_group_losses(static, context, self._layout)
-        self._losses = jax.jit(losses, out_shardings=self._layout.replicated)
+        self._losses: Any = jax.jit(losses, out_shardings=self._layout.replicated)
 
     @property
     def tokens_run(self) -> int:
@@ -234,6 +239,16 @@ class Evaluator:
         for losses in self._each(params, batches=0):
             jax.block_until_ready(losses)
             return
+
+    def prepare(self, params: Any) -> None:
+        """Compile for these parameters; what does not fit into memory is refused before it runs."""
+        arguments = next(self._arguments(params, 0))
+        self._losses = self._losses.lower(*arguments).compile()
+        check_fits(
+            program_bytes(self._losses),
+            f"an evaluation at context {self._context}",
+            "use a shorter context or a smaller batch",
+        )
 
     def __call__(self, params: Any) -> Evaluation:
         made = [jax.device_get(each) for each in self._each(params)]
@@ -252,14 +267,18 @@ class Evaluator:
         return dataclasses.replace(found, solved=solved(work))
 
     def _each(self, params: Any, batches: int = GROUP) -> Iterator[Any]:
+        for arguments in self._arguments(params, batches):
+            yield self._losses(*arguments)
+
+    def _arguments(self, params: Any, batches: int) -> Iterator[tuple[Any, ...]]:
         for starts, lengths, count in zip(*self._groups, strict=True):
             count = min(count, batches)
             numbers = [self._layout.replicate(each) for each in (lengths, np.int32(count))]
             if self._on_device:
                 placed = self._layout.replicate(starts)
-                yield self._losses(params, self._tokens, placed, *numbers)
+                yield params, self._tokens, placed, *numbers
             else:
-                yield self._losses(params, self._windows(starts), *numbers)
+                yield params, self._windows(starts), *numbers
 
     def _windows(self, starts: Int[np.ndarray, "group batch"]) -> tuple[Array, ...]:
         """The windows of a group, of which this process reads its own rows."""

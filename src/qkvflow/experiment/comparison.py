@@ -13,6 +13,7 @@ import yaml
 
 from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
+from qkvflow.digests import was_altered, write_sealed
 from qkvflow.errors import UserError
 from qkvflow.evaluation.baselines import measure_baselines
 from qkvflow.experiment.display import Display, SilentDisplay
@@ -23,8 +24,8 @@ from qkvflow.experiment.search import Search
 from qkvflow.experiment.study import Studies, Study, import_optuna
 from qkvflow.experiment.tuning import tuned
 from qkvflow.experiment.units import Queue, Unit
-from qkvflow.files import write_json, write_whole
-from qkvflow.records import read_record
+from qkvflow.files import write_whole
+from qkvflow.records import altered_files, read_record
 from qkvflow.runs import rundir
 from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import read_yaml
@@ -43,6 +44,8 @@ class Outcome:
     finished: int
     failed: tuple[str, ...]
     """`label seed s: reason` of every run that failed."""
+    notes: tuple[str, ...] = ()
+    """Files that were altered on the way."""
 
 
 def run_plan(
@@ -120,10 +123,10 @@ class _Comparison:
             self.entries = with_steps(self.plan, self.entries, self._seconds_per_step())
         if retry_failed:
             self._forget_failures()
-        if not (self.directory / BASELINES).exists():
+        if not _read_json(self.directory / BASELINES):
             self.display.note("counting n-grams")
             seen = max(entry.steps * entry.config.tokens_per_step for entry in self.entries)
-            write_json(self.directory / BASELINES, measure_baselines(self.encoded, seen))
+            write_sealed(self.directory / BASELINES, measure_baselines(self.encoded, seen))
         self._tune()
         runs = [
             entry.run(
@@ -208,7 +211,7 @@ class _Comparison:
         ]
         rates = {entry.label: entry.config.optim.lr for entry in self.entries}
         models = {label: {**each, "chosen": rates[label]} for label, each in found.items()}
-        write_json(self.directory / TUNING, {**search.to_dict(), "models": models})
+        write_sealed(self.directory / TUNING, {**search.to_dict(), "models": models})
 
     def _study(self, entry: Entry, search: Search) -> Study:
         def unit(changes: dict[str, Any], seed: int, directory: Path, title: str) -> Unit:
@@ -249,18 +252,21 @@ class _Comparison:
             self.display.note(f"{label} was not timed: {why}")
 
     def _outcome(self) -> Outcome:
-        finished, failed = 0, []
+        finished, failed, notes = 0, [], []
         for entry in self.entries:
             for seed in self.plan.seeds:
                 record = read_record(self.run_dir(entry.label, seed) / rundir.RECORD)
                 finished += record.finished
+                notes += altered_files(record)
                 if not record.finished:
                     failed.append(f"{entry.label} seed {seed}: {record.error}")
-        return Outcome(self.directory, finished, tuple(failed))
+        return Outcome(self.directory, finished, tuple(failed), tuple(notes))
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """What a file says, or nothing if it is not there or not as it was: it is made again."""
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return content if isinstance(content, dict) and not was_altered(content) else {}

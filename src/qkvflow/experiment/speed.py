@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from qkvflow.distributed.memory import program_bytes
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.runs.record import peak_resident_bytes, program_bytes
+from qkvflow.runs.record import peak_resident_bytes
 from qkvflow.training.dispatch import MAX_STEPS
 from qkvflow.training.program import make_program
 from qkvflow.training.step import TrainState

@@ -6,16 +6,17 @@ Whoever executes it, and in which process, changes nothing of what it computes.
 
 import abc
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from qkvflow.errors import UserError
-from qkvflow.files import to_json, write_whole
+from qkvflow.files import write_whole
 from qkvflow.records import read_record
+from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
+from qkvflow.runs.resume_rules import check_config
 from qkvflow.runs.rundir import CONFIG, METRICS, RECORD, last_line, read_run_config, writing
 
 ATTEMPTS = 3
@@ -41,6 +42,8 @@ class Unit:
 
     @property
     def done(self) -> bool:
+        if self.job.get("kind") == "run":  # One that was damaged is brought to its end again.
+            return rundir.read_record(self.file.parent) is not None
         return self.file.exists()
 
     @property
@@ -71,11 +74,7 @@ def run_unit(
     directory: Path, title: str, config: RunConfig, *, flops_per_step: float, bytes: int = 0
 ) -> Unit:
     """The unit that brings a run directory to its end; one that is not there yet is made."""
-    if not (directory / CONFIG).exists():
-        with writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            write_whole(directory / CONFIG, write_yaml(config))
-    return Unit(
+    unit = Unit(
         title=title,
         job={"kind": "run", "directory": str(directory.resolve())},
         file=directory / RECORD,
@@ -84,6 +83,22 @@ def run_unit(
         steps=config.train.steps,
         bytes=bytes,
     )
+    if not unit.done and not _is_of(config, directory):
+        with writing(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            write_whole(directory / CONFIG, write_yaml(config))
+    return unit
+
+
+def _is_of(config: RunConfig, directory: Path) -> bool:
+    """Whether a run directory holds this configuration, but for what may change on the way: one
+    that was damaged is written again."""
+    try:
+        written = make_config(read_run_config(directory))
+        check_config(config.to_dict(), written, step=0, extend=True)
+    except UserError:
+        return False
+    return True
 
 
 def program_of(config: RunConfig) -> str:
@@ -166,6 +181,7 @@ class Queue:
 
 def give_up(unit: Unit, reason: str) -> None:
     """Write down that a unit failed, in the file that says it is done."""
+    from qkvflow.digests import write_sealed
     from qkvflow.runs.record import failed_record
 
     if unit.job["kind"] == "run":
@@ -174,5 +190,4 @@ def give_up(unit: Unit, reason: str) -> None:
         labels = unit.job["configs"]
         content = {"rounds": 0, "models": {}, "failed": dict.fromkeys(labels, reason)}
     with writing(unit.file.parent):
-        os.makedirs(unit.file.parent, exist_ok=True)
-        write_whole(unit.file, to_json(content, 1) + "\n")
+        write_sealed(unit.file, content)

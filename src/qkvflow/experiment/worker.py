@@ -62,8 +62,8 @@ def _run(job: Mapping[str, Any]) -> None:
 
 
 def _measure(job: Mapping[str, Any]) -> None:
+    from qkvflow.digests import write_sealed
     from qkvflow.experiment.speed import measure_speed
-    from qkvflow.files import write_json
     from qkvflow.runs.config import make_config
     from qkvflow.runs.rundir import writing
 
@@ -71,7 +71,7 @@ def _measure(job: Mapping[str, Any]) -> None:
     content = measure_speed(configs, vocab_size=job["vocab_size"], rounds=job["rounds"])
     path = Path(job["out"])
     with writing(path.parent):
-        write_json(path, content)
+        write_sealed(path, content)
 
 
 def _end_with_executor(lines: Any, jobs: list[str], arrived: threading.Event) -> None:

@@ -17,7 +17,7 @@ from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import Trained
-from qkvflow.runs.weights import named_arrays, read_weights, weights_hash
+from qkvflow.runs.weights import named_arrays, read_weights, weights_hash, write_weights
 from qkvflow.schemes import AbstractStepScheme, grid
 
 FILE = "adapter.safetensors"
@@ -26,8 +26,6 @@ _FORMAT = "qkvflow-adapter"
 
 def save_adapter(model: LanguageModel, adaptation: Adaptation, base_hash: str, path: Path) -> None:
     """The adapters alone, with what is needed to put them back on their base, and only on it."""
-    from safetensors.numpy import save_file
-
     field = model.field
     if not isinstance(field, Lora):
         raise UserError("this model has no adapters to save; fine-tune with --method lora")
@@ -37,7 +35,7 @@ def save_adapter(model: LanguageModel, adaptation: Adaptation, base_hash: str, p
         for key, value in dataclasses.asdict(adaptation).items()
         if value is not None
     }
-    save_file(arrays, path, metadata={"format": _FORMAT, "base_sha256": base_hash, **given})
+    write_weights(path, arrays, {"format": _FORMAT, "base_sha256": base_hash, **given})
 
 
 def load_adapter(base: Trained, path: str | Path) -> Trained:

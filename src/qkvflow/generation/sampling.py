@@ -63,7 +63,7 @@ def make_sampler(
     *, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Sampler:
     """A sampler of checked numbers."""
-    if not 0.0 <= temperature < float("inf"):
+    if not 0.0 <= temperature < 1e38:
         raise UserError(f"temperature must be 0 (greedy) or positive, not {temperature}")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k must be at least 1, not {top_k}")

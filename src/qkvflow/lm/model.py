@@ -28,6 +28,7 @@ from qkvflow.lm.segments import Segment, prepared
 from qkvflow.schemes import AbstractScheme, AbstractStepScheme
 from qkvflow.schemes.base import ApplyCached, ApplyFull, Hidden, Solution
 
+MOST_STEPS = 1 << 16
 MAX_LOGITS = 1 << 26
 """A quarter of a gigabyte."""
 _START_KEY, _OTHERS_KEY = 0x737461, 0x6F7468
@@ -248,6 +249,8 @@ class LanguageModel(eqx.Module):
         """
         if num_steps is not None and (not isinstance(num_steps, Integral) or num_steps < 1):
             raise UserError(f"num_steps must be a whole number of at least 1, not {num_steps}")
+        if num_steps is not None and num_steps > MOST_STEPS:
+            raise UserError(f"num_steps can be at most {MOST_STEPS:,}, not {num_steps}")
         steps, horizon = num_steps or self.num_steps, self.horizon
         if self.depth_dial == "repeat":
             horizon *= steps / self.num_steps

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from qkvflow.digests import was_altered
 from qkvflow.records import Record
 from qkvflow.report.content import Sample
 
@@ -23,11 +24,12 @@ def read_json(path: Path, missing: list[str], meaning: str) -> Mapping[str, Any]
     except FileNotFoundError:
         missing.append(f"{path.parent.name} has no {path.name}: {meaning}")
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         missing.append(f"{path.parent.name}/{path.name} cannot be read: {meaning}")
         return {}
-    if not isinstance(content, Mapping):
-        missing.append(f"{path.parent.name}/{path.name} is not an object: {meaning}")
+    if not isinstance(content, Mapping) or was_altered(content):
+        how = "was altered since it was written" if isinstance(content, Mapping) else "is no object"
+        missing.append(f"{path.parent.name}/{path.name} {how}: {meaning}")
         return {}
     return content
 
@@ -40,7 +42,7 @@ def read_plan(path: Path, missing: list[str]) -> tuple[str | None, Mapping[str, 
     except FileNotFoundError:
         missing.append(f"{path.parent.name} has no plan.yaml: the protocol is read off the records")
         return None, {}
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         missing.append(f"{path.parent.name}/plan.yaml cannot be read")
         return None, {}
     return text, plan if isinstance(plan, Mapping) else {}

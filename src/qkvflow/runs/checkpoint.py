@@ -170,7 +170,10 @@ class Checkpoints:
         return cannot_write(self._run, why)
 
     def _unreadable(self, step: int, error: Exception | str) -> UserError:
-        text = " ".join(str(error).split())[:160] or type(error).__name__
+        # What libraries say of damage is of no use to anybody: their own objects and names.
+        text = error if isinstance(error, str) else "it is damaged"
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror
         return UserError(
             f"the checkpoint of step {step} in {self._run} cannot be read ({text}); delete "
             f"{self._run / CHECKPOINTS / str(step)} to go on from the one before"

@@ -161,8 +161,8 @@ class TrainConfig:
             raise unknown("train.trainable", self.trainable, TRAINABLE)
         if self.samples not in SAMPLES:
             raise unknown("train.samples", self.samples, SAMPLES)
-        if self.seed > 0x7FFFFFFF:
-            raise UserError(f"train.seed must be below 2^31, not {self.seed}")
+        if max(self.seed, self.batch_size) > 0x7FFFFFFF:
+            raise UserError("train.seed and train.batch_size must be below 2^31")
         if self.batch_size % self.grad_accum:
             raise UserError(
                 f"train.batch_size {self.batch_size} is not divisible by train.grad_accum "

@@ -27,7 +27,7 @@ from qkvflow.lm import count_parameters
 from qkvflow.runs import rundir
 from qkvflow.runs.card import model_card
 from qkvflow.runs.load import CONFIG_JSON, FILES, FORMAT, Trained, load
-from qkvflow.runs.weights import WEIGHTS, named_arrays
+from qkvflow.runs.weights import WEIGHTS, named_arrays, write_weights
 
 CARD = "README.md"
 FORMATS = ("qkvflow", "hf")
@@ -68,10 +68,8 @@ def write_export(
 
 
 def _write_own(trained: Trained, directory: Path) -> None:
-    from safetensors.numpy import save_file
-
     arrays = {name: np.asarray(leaf) for name, leaf in named_arrays(trained.model).items()}
-    save_file(arrays, directory / WEIGHTS, metadata={"format": "qkvflow"})
+    write_weights(directory / WEIGHTS, arrays, {"format": "qkvflow"})
     content = {
         "format": "qkvflow",
         "version": FORMAT,

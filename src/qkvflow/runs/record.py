@@ -141,20 +141,6 @@ def peak_resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def program_bytes(compiled: Any) -> int | None:
-    """What a compiled program holds at once, by its own analysis, or None where it has none."""
-    try:
-        analysis = compiled.memory_analysis()
-        return int(
-            analysis.argument_size_in_bytes
-            + analysis.output_size_in_bytes
-            + analysis.temp_size_in_bytes
-            - analysis.alias_size_in_bytes
-        )
-    except Exception:  # Backends without the analysis raise each in their own way.
-        return None
-
-
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _LIBRARIES:

@@ -10,13 +10,14 @@ import fcntl
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qkvflow.digests import file_digest
+from qkvflow.digests import file_digest, was_altered
 from qkvflow.errors import ResourceError, UserError
 from qkvflow.files import to_json, write_whole
 from qkvflow.runs.config_files import read_yaml
@@ -25,6 +26,7 @@ CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json"
 TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
 _LOCK, _STOP = ".lock", ".stop"
 _TAIL_BYTES = 4096
+_ROOM = re.compile("No space|quota|File too large|are free")
 
 
 @contextlib.contextmanager
@@ -37,10 +39,11 @@ def writing(directory: Path, *, resumable: bool = True) -> Iterator[None]:
 
 
 def cannot_write(directory: Path, why: str, resumable: bool = True) -> UserError:
-    hint = (
-        f"make room and run 'qkvflow resume {directory}'" if resumable else "choose another --out"
+    first = "make room" if _ROOM.search(why) else "check the directory and its rights"
+    again = f"run 'qkvflow resume {directory}'" if resumable else "choose another --out"
+    return ResourceError(
+        f"cannot write {directory}: {why}; {first} {'and' if resumable else 'or'} {again}"
     )
-    return ResourceError(f"cannot write {directory}: {why}; {hint}")
 
 
 def create(directory: Path) -> None:
@@ -176,9 +179,9 @@ def altered(directory: Path, described: Mapping[str, Any]) -> list[str]:
         have = path.stat().st_size if path.exists() else -1
         if have < was["bytes"] or file_digest(path, was["bytes"]) != was["sha256"]:
             notes.append(
-                f"{path} {'is gone' if have < 0 else 'was altered'} since the last checkpoint: "
-                "what it says of the steps before is not to be trusted; restore it from a copy "
-                "or go on without"
+                f"{path} {'is gone' if have < 0 else 'was altered'} since it was written: what it "
+                "says of the steps before is not to be trusted; restore it from a copy or go on "
+                "without"
             )
     return notes
 
@@ -205,7 +208,7 @@ def read_run_config(directory: Path) -> dict[str, Any]:
 
 
 def read_record(directory: Path) -> dict[str, Any] | None:
-    """`record.json`, or None if the run has not ended or this is no record."""
+    """`record.json`, or None if the run has not ended or this is no record, or an altered one."""
     try:
         content = json.loads((directory / RECORD).read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -213,6 +216,7 @@ def read_record(directory: Path) -> dict[str, Any] | None:
     whole = isinstance(content, dict) and all(
         isinstance(content.get(name), kind) for name, kind in (("status", str), ("schema", int))
     )
+    whole = whole and not was_altered(content)
     if whole and content["status"] == "finished":
         whole = all(isinstance(content.get(name), dict) for name in ("data", "losses", "budget"))
     return content if whole else None

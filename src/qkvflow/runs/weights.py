@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qkvflow.errors import UserError
+from qkvflow.errors import UserError, one_line
 
 WEIGHTS = "model.safetensors"
 _MOST_HEADER = 100 << 20
@@ -40,6 +40,19 @@ def _is_leaf(x: Any) -> bool:
 
 def path_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def write_weights(path: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    """A safetensors file; a disk that fails is an `OSError`, as with any other file."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import save_file
+
+    try:
+        save_file(arrays, path, metadata=metadata)
+    except SafetensorError as error:
+        said = str(error)
+        why = "No space left on device" if "No space" in said else one_line(said, 120)
+        raise OSError(why) from None
 
 
 def read_weights(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:

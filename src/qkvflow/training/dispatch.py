@@ -8,7 +8,7 @@ import numpy as np
 from qkvflow.data import TokenArray
 from qkvflow.data.batches import BatchLoader, fits_on_device
 from qkvflow.distributed import hosts
-from qkvflow.runs.record import program_bytes
+from qkvflow.distributed.memory import program_bytes
 from qkvflow.training.program import Program
 from qkvflow.training.step import TrainState
 

@@ -6,12 +6,12 @@ from typing import Any
 import equinox as eqx
 import numpy as np
 
+from qkvflow.digests import sealed, write_sealed
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import Evaluation, Solved
 from qkvflow.evaluation.probes import measure_probe
 from qkvflow.evaluation.sweep import evaluate_depths
-from qkvflow.files import to_json, write_whole
 from qkvflow.runs import rundir
 from qkvflow.runs.depths import parse_depths, parse_levels
 from qkvflow.runs.record import make_record, now
@@ -50,6 +50,7 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
         )
     if loop.encoded.corpus.answers is not None:
         _probe(loop, params, record)
+    record = sealed({**record, "files": rundir.describe_growing(loop.directory)})
     _write(loop, record)
     loop.tracker.finish(record)
     if config.checkpoint.finished != "all":
@@ -120,6 +121,8 @@ def _record(
     )
     if trained is not None:
         record["solver"] = {"train": trained._asdict()}
+    if progress.altered:
+        record["altered"] = progress.altered
     record["hardware"] |= {"mesh": str(loop.program.layout.shape), "processes": hosts.count()}
     return record
 
@@ -135,7 +138,7 @@ def _trained(progress: Progress) -> Solved | None:
 def _write(loop: Loop, record: dict[str, Any]) -> None:
     if hosts.is_rank0():
         with rundir.writing(loop.directory):
-            write_whole(loop.directory / rundir.RECORD, to_json(record, 1) + "\n")
+            write_sealed(loop.directory / rundir.RECORD, record)
 
 
 def _train_loss(directory: Path, steps: int) -> float | None:

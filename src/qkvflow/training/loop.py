@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 
 from qkvflow.data import EncodedCorpus
 from qkvflow.distributed import hosts
-from qkvflow.errors import OutOfMemory, UserError
+from qkvflow.distributed.memory import check_fits
+from qkvflow.errors import UserError
 from qkvflow.evaluation import Evaluation, Evaluator
 from qkvflow.evaluation.losses import evaluation_batch
 from qkvflow.generation.text import sample_text
-from qkvflow.limits import memory_limit
 from qkvflow.lm import LanguageModel
 from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
@@ -82,6 +81,8 @@ class Progress:
     started: str | None = None
     written: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Sizes and hashes of the files that grow, for a resumed run to find them altered."""
+    altered: list[str] = dataclasses.field(default_factory=list)
+    """A line for each that was; the record says so."""
 
 
 @dataclasses.dataclass
@@ -134,7 +135,12 @@ class Loop:
                 self.reporter.compiling()
                 begin = time.perf_counter()
                 self.program_bytes = dispatch.compile(state)
-                self._check_memory()
+                check_fits(
+                    self.program_bytes,
+                    "a step",
+                    "use a smaller train.batch_size or model.context, train.grad_accum or "
+                    "model.remat",
+                )
                 progress.compile_seconds += time.perf_counter() - begin
                 while not progress.done and not signum:
                     # Processes stop together, and make as many steps as the first one means to.
@@ -159,21 +165,6 @@ class Loop:
         if not caught and hosts.is_rank0() and asked_to_stop(self.directory):
             return int(signal.SIGTERM)
         return caught[0] if caught else 0
-
-    def _check_memory(self) -> None:
-        """Refuse a program that cannot fit, which the system would end without a word."""
-        device = jax.local_devices()[0]
-        most = (device.memory_stats() or {}).get("bytes_limit")
-        if most is None and device.platform == "cpu":
-            most = memory_limit()
-            # The devices of one machine share its memory.
-            most = most and most // len(jax.local_devices())
-        if self.program_bytes is not None and most is not None and self.program_bytes > most:
-            raise OutOfMemory(
-                f"out of memory: a step takes {self.program_bytes / 1e9:.1f} GB and there are "
-                f"{most / 1e9:.1f} GB; use a smaller train.batch_size or model.context, "
-                "train.grad_accum or model.remat"
-            )
 
     def _advance(self, state: TrainState, progress: Progress, dispatch: Dispatch) -> TrainState:
         """One program call, up to the next thing that has to happen between steps."""

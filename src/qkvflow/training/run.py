@@ -73,8 +73,9 @@ def train(
             rundir.create(directory)
             stack.enter_context(rundir.locked(directory))
             with rundir.writing(directory, resumable=False):
-                encoded.tokenizer.save(directory)
+                # First what a run needs to go on: a kill may come between any two files.
                 write_whole(directory / rundir.CONFIG, write_yaml(config))
+                encoded.tokenizer.save(directory)
 
         hosts.on_rank0(begin)
         try:
@@ -140,7 +141,8 @@ def _restored(directory: Path, config: RunConfig, record: dict[str, Any]) -> str
     identity = record["data"].get("tokenizer_identity")
     problem = identity and tokenizer_problem(directory, identity)
     if not problem:
-        return f"{directory} is finished; nothing to do"
+        notes = rundir.altered(directory, record.get("files", {}))
+        return f"{directory} is finished; {'; '.join(notes) or 'nothing to do'}"
 
     def restore() -> None:
         encoded = load_data(config)
@@ -242,7 +244,8 @@ def _run(
 
         def cut_back() -> None:
             with rundir.writing(directory):
-                notes.extend(rundir.altered(directory, progress.written))
+                progress.altered += rundir.altered(directory, progress.written)
+                notes.extend(progress.altered)
                 rundir.cut_back(directory, progress.step, progress.samples_bytes)
 
         hosts.on_rank0(cut_back)

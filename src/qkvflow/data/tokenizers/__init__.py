@@ -68,7 +68,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     except FileNotFoundError:
         raise UserError(f"no tokenizer at {path}; give the path of a tokenizer.json") from None
     except (OSError, ValueError, RecursionError) as error:
-        why = one_line(error, 160)
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else one_line(error, 160)
         raise UserError(f"{path} is not a tokenizer.json: {why}; export it again") from None
     kind = content.get("qkvflow") if isinstance(content, dict) else None
     if not isinstance(kind, str):

@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qkvflow.errors import OutOfMemory
 from qkvflow.experiment.display import Display
 from qkvflow.experiment.executors.base import AbstractExecutor, Board, ExecutorOptions, Stopped
 from qkvflow.experiment.units import Queue, Unit
-from qkvflow.limits import available_memory, cpu_limit
+from qkvflow.limits import available_memory, cpu_limit, memory_limit
 from qkvflow.zoo.plugins import plugin_setup
 from qkvflow.zoo.registry import EXECUTORS
 
@@ -84,7 +85,10 @@ class Local(AbstractExecutor):
         logs.mkdir(parents=True, exist_ok=True)
         accelerators = count_accelerators()
         count = self._options.workers or suggest_workers(accelerators, queue.bytes)
-        crew = _Crew(min(count, queue.left), accelerators, logs)
+        count = min(count, queue.left)
+        if not accelerators:
+            _check_workers(count, queue.bytes)
+        crew = _Crew(count, accelerators, logs)
         try:
             while queue.left or board.running:
                 if caught or board.blocked is not None:
@@ -169,6 +173,16 @@ class _Crew:
                 worker.process.kill()
             worker.process.wait()
         self._selector.close()
+
+
+def _check_workers(count: int, bytes_per_run: int) -> None:
+    """Refuse more workers than memory holds; a single run says itself what it takes."""
+    most = memory_limit()
+    if count > 1 and most is not None and count * bytes_per_run > most:
+        raise OutOfMemory(
+            f"out of memory: {count} workers take about {count * bytes_per_run / 1e9:.1f} GB and "
+            f"there are {most / 1e9:.1f} GB; give at most --workers {most // bytes_per_run or 1}"
+        )
 
 
 def suggest_workers(accelerators: int, bytes_per_run: int) -> int:
