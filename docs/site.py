@@ -116,8 +116,10 @@ def command_line_page() -> str:
             rows = [_row(action) for action in group._group_actions if action.help]
             if not rows or (group.title or "") in shown:
                 continue
-            if str(group.title).startswith(("configuration: ", "plugins", "devices")):
-                shown.add(str(group.title))
+            title = str(group.title)
+            # Short names differ from verb to verb.
+            if title.startswith(("configuration: ", "plugins", "devices")) and "short" not in title:
+                shown.add(title)
             parts += [f"**{group.title}**", "| option | |\n|---|---|\n" + "\n".join(rows)]
     return "\n\n".join(parts)
 
