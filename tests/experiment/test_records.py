@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qkvflow.digests import sealed
 from qkvflow.errors import UserError
 from qkvflow.files import write_json
 from qkvflow.records import collect, curve, read_record, write_record
@@ -45,7 +46,7 @@ def test_round_trip(tmp_path: Path):
     path = put(tmp_path, content(seed=3))
     record = read_record(path)
     assert (record.label, record.seed, record.finished, record.error) == ("standard", 3, True, None)
-    assert record.content == content(seed=3)
+    assert record.content == sealed(content(seed=3))
     assert record.run_dir == path.parent
     assert record.loss("test", "nats") == 2.0
     assert record.section("params")["total"] == 1000

@@ -81,6 +81,8 @@ def test_a_sealed_document_survives_json_and_nothing_else():
     assert not is_intact(read)
 
 
+# Reads of Orbax that were under way when another failed are dropped: pytest would count them.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("part", ["model", "training", "host"])
 def test_no_flipped_bit_of_a_checkpoint_is_believed(
     part: str, run: Path, tiny: Callable[..., RunConfig], capfd: pytest.CaptureFixture[str]

@@ -193,6 +193,8 @@ def modern(content: Mapping[str, Any]) -> dict[str, Any]:
     plan = dict(content)
     plan.pop("plugins", None)  # A plan is data; plugins are given to the command.
     plan.pop("weights", None)
+    if not isinstance(plan.get("train") or {}, Mapping):
+        raise UserError("train must be options by name; correct the plan")
     train = dict(plan.get("train") or {})
     if depths := plan.pop("depths", None):
         train.setdefault("eval_depths", ",".join(map(str, depths)))

@@ -249,7 +249,7 @@ class ModelConfig:
                 raise UserError(f"{name} must be positive, not {value}")
             if value == math.inf:
                 raise UserError(f"{name} must be finite, not {value}")
-            if isinstance(value, int) and value >= 1 << 31:
+            if (isinstance(value, int) or name == "mlp_ratio") and value >= 1 << 31:
                 raise UserError(f"{name} must be below 2^31, not {value}")
         for name in ("dropout", "attention_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
