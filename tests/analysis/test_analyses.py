@@ -46,6 +46,8 @@ CASES = [
     ("gated-generated", "ssm", "heun"),
     ("per-layer-hypernet", "ssm", "rk4"),
     ("cycle", "attention+mlp", "residual"),
+    ("modulated", "attention+mlp", "residual"),
+    ("universal", "ssm", "fixed-point"),
 ]
 
 

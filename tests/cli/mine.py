@@ -16,6 +16,7 @@ from qkvflow.data.corpora.base import CorpusKind, Spec
 from qkvflow.data.split import StoredSplit
 from qkvflow.data.tokenizers.base import TextStream, Tokenizer, write_tokenizer
 from qkvflow.schemes import grid
+from qkvflow.training.trackers.base import Tracker
 from qkvflow.zoo.registry import ANALYSES, CORPORA, TOKENIZERS, TRACKERS
 
 qkvflow.register("my-model", d_model=8, num_heads=1, num_steps=2, context=8)
@@ -84,7 +85,7 @@ class _Stream(TextStream):
 
 
 @TRACKERS.register("my-lines")
-class Lines:
+class Lines(Tracker):
     def __init__(self, directory: Path, config: Any) -> None:
         self._file = (directory / "my-lines.txt").open("a", encoding="utf-8")
 

@@ -188,9 +188,9 @@ class Attention(AbstractAppendingMixer):
         total = self.num_heads + 2 * self.num_kv_heads
         packed = self.qkv(x)
         packed = packed.reshape(rows.batch, rows.seq, total, packed.shape[-1] // total)
-        q = packed[:, :, : self.num_heads]
-        k = packed[:, :, self.num_heads : self.num_heads + self.num_kv_heads]
-        v = packed[:, :, self.num_heads + self.num_kv_heads :]
+        # Not slices: the gradient of a split is one concatenation, that of slices sums of padding.
+        sizes = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = jax.lax.split(packed, sizes, axis=2)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = _normalise(q, self.q_norm), _normalise(k, self.k_norm)
         if self.rotary is not None:
