@@ -30,7 +30,7 @@ def extend(model: LanguageModel, tokens: Array, caches: Any, start: Array) -> tu
 
 def by_hand(model: LanguageModel, tokens: Array) -> Array:
     """A loop over layers, written out: embed, add attention, add MLP, norm, head."""
-    rows = Rows(*tokens.shape)
+    rows = Rows(tokens.shape[0], tokens.shape[1])
     assert model.positions is not None
     x = model.embedding[tokens] + model.positions[None, : tokens.shape[1]]
     x = x.reshape(-1, model.d_model)

@@ -156,10 +156,11 @@ def ouro_readings(model: LanguageModel, tokens: Array) -> list[State]:
     """h_i = norm(stack(h_{i-1})): the state after every loop, which head and gate read."""
     h, found = plain.array(model.embedding)[np.asarray(tokens)], []
     for _ in range(model.num_steps):
-        for branch in model.field.at(1.0).branches:
+        branches = model.field.at(1.0).branches
+        for branch in branches:
             h = STEPS["sandwich"](h, branch)
         # The norm at the end of a loop stands with its last branch.
-        h = plain.norm(h, branch.outer)
+        h = plain.norm(h, branches[-1].outer)
         found.append(h)
     return found
 

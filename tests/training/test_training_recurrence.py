@@ -36,7 +36,7 @@ def looped(**options: Any) -> LanguageModel:
 
 def by_hand(model: LanguageModel, free: int, *, cut: bool) -> Array:
     """The loss, step by step, with the graph cut after `free` steps."""
-    rows, core = Rows(*TOKENS.shape), model.core
+    rows, core = Rows(TOKENS.shape[0], TOKENS.shape[1]), model.core
     e = model.core_input(TOKENS)
     block = core.field.at(1.0)
     x = core.first(e, rows)
