@@ -247,7 +247,7 @@ def test_time_features(kind: str):
     made = make_time_features(kind, num_frequencies=4, num_layers=3, key=KEY)
     found = made(DEPTHS)
     assert found.shape == (len(DEPTHS), made.size)
-    assert made.size == {"sinusoidal": 9, "learned": 9, "raw": 1, "layers": 3}[kind]
+    assert made.size == {"sinusoidal": 9, "learned": 9, "raw": 1, "layers": 3, "step": 18}[kind]
     if kind != "layers":
         np.testing.assert_allclose(found[:, 0], DEPTHS)
     assert np.abs(found).max() <= 1.0 + 1e-6
