@@ -18,6 +18,7 @@ from synthetic import EVERY, MODELS, NGRAMS, PLAN, STEPS, Made, experiment
 from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.files import write_json
+from qkvflow.records import write_record
 from qkvflow.report import ReportPaths, build_report, print_summary
 from qkvflow.report.charts.printed import STYLE, draw
 from qkvflow.report.figures import FIGURES
@@ -188,7 +189,7 @@ def test_tried_rates_are_shown_and_an_end_of_the_grid_is_called_so(study: Path, 
     for path in study.glob("runs/*/*/record.json"):
         record = json.loads(path.read_text())
         record["training"]["optim"]["lr"] = chosen[record["label"]]
-        path.write_text(json.dumps(record))
+        write_record(path, record)
     missing = texts(build_report([study]))
     assert "no tuning.json" in missing
     assert "One learning rate" not in missing
@@ -259,7 +260,7 @@ def test_broken_side_files_are_named(study: Path, no_figures: None):
     (study / "baselines.json").write_text("[1]")
     (study / "plan.yaml").write_text("a: [1")
     said = texts(build_report([study]))
-    for name in ("speed.json cannot be read", "baselines.json is not", "plan.yaml cannot be read"):
+    for name in ("speed.json cannot be read", "baselines.json is no object", "plan.yaml cannot be read"):
         assert name in said
 
 
