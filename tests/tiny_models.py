@@ -38,22 +38,21 @@ def _ordered(registry: Registry, *first: str) -> list[str]:
     return sorted(registry, key=lambda name: first.index(name) if name in first else len(first))
 
 
+_FIRST = (
+    "per-layer",
+    "shared",
+    "gated",
+    "gated-generated",
+    "hypernet",
+    "per-layer-hypernet",
+    "low-rank",
+    "basis",
+    "cycle",
+    "frozen-time",
+)
 FIELD_CASES: dict[str, dict[str, Any]] = {
-    **{
-        name: {"field": name}
-        for name in _ordered(
-            FIELDS,
-            "per-layer",
-            "shared",
-            "gated",
-            "gated-generated",
-            "hypernet",
-            "per-layer-hypernet",
-            "low-rank",
-            "basis",
-        )
-    },
-    "frozen-time": {"field": "gated", "frozen_time": 0.4},
+    name: {"field": "gated", "frozen_time": 0.4} if name == "frozen-time" else {"field": name}
+    for name in (*_FIRST, *(name for name in sorted(FIELDS) if name not in _FIRST))
 }
 _BLOCKS: dict[str, dict[str, Any]] = {
     "attention+mlp": {},
