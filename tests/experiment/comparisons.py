@@ -54,15 +54,16 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
-def children() -> list[int]:
-    """Processes that this one started, and that are still there."""
+def worker_pids() -> list[int]:
+    """Workers that this process started, and that are still there."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
+            command = path.with_name("cmdline").read_text()
         except OSError:
             continue
-        if int(words[1]) == os.getpid() and words[0] != "Z":
+        if int(words[1]) == os.getpid() and "qkvflow.experiment.worker" in command:
             found.append(int(path.parent.name))
     return found
 

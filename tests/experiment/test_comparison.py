@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from comparisons import children, content, lines_of, read_json, small_plan
+from comparisons import content, lines_of, read_json, small_plan, worker_pids
 
 from qkvflow.cli import main
 from qkvflow.errors import ResourceError, UserError
@@ -222,7 +222,7 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_a_worker() -> None:
-    os.kill(children()[0], signal.SIGKILL)
+    os.kill(worker_pids()[0], signal.SIGKILL)
 
 
 def test_a_killed_worker_costs_nothing_but_time(whole: Path, tmp_path: Path, text: Path):
@@ -243,7 +243,7 @@ def test_ctrl_c_saves_and_the_same_plan_goes_on(whole: Path, tmp_path: Path, tex
     with pytest.raises(Stopped) as stopped:
         run_plan(plan, tmp_path / "out", executor=workers(2), display=watching)
     assert stopped.value.signum == signal.SIGINT
-    assert not children()
+    assert not worker_pids()
     saved = list((tmp_path / "out").glob("runs/*/*/checkpoints/[0-9]*"))
     assert saved, "what was under way is in checkpoints, which were not due yet"
     assert run_plan(plan, tmp_path / "out", executor=workers(2)).finished == 4
