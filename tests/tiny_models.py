@@ -49,6 +49,7 @@ _FIRST = (
     "basis",
     "cycle",
     "frozen-time",
+    "universal",
 )
 FIELD_CASES: dict[str, dict[str, Any]] = {
     name: {"field": "gated", "frozen_time": 0.4} if name == "frozen-time" else {"field": name}

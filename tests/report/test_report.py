@@ -260,7 +260,11 @@ def test_broken_side_files_are_named(study: Path, no_figures: None):
     (study / "baselines.json").write_text("[1]")
     (study / "plan.yaml").write_text("a: [1")
     said = texts(build_report([study]))
-    for name in ("speed.json cannot be read", "baselines.json is no object", "plan.yaml cannot be read"):
+    for name in (
+        "speed.json cannot be read",
+        "baselines.json is no object",
+        "plan.yaml cannot be read",
+    ):
         assert name in said
 
 
