@@ -92,7 +92,7 @@ class FixedPoint(AbstractSolver):
         check_injected("fixed-point", self, before is not None)
         _require()
         (times,) = stage_times(num_steps, self.steps.stages).T
-        made = _Made(prepare(field.stack(times)))
+        made = _Made(field, prepare(field.stack(times)))
 
         def loop(x: Hidden, save: bool = False) -> Solution:
             return self.steps.integrate(
@@ -122,10 +122,11 @@ class FixedPoint(AbstractSolver):
 class _Made(eqx.Module):
     """The blocks of a loop, made once for all loops."""
 
+    field: Any
     blocks: Block
 
     def at(self, t: Any) -> Block:
-        raise NotImplementedError
+        return self.field.at(t)
 
     def stack(self, ts: Any) -> Block:
         return self.blocks
