@@ -68,6 +68,7 @@ WITHOUT: Mapping[str, frozenset[str]] = {
     "qkvflow.cli": JAX,
     "qkvflow.zoo": JAX,
     "qkvflow.runs.config": JAX,
+    "qkvflow.runs.sections": JAX,
     "qkvflow.report": JAX,
     "qkvflow.experiment": FIGURES,
     "qkvflow.records": JAX,

@@ -25,7 +25,7 @@ from qkvflow.interop.unrolled import unrolled
 from qkvflow.lm import LanguageModel, count_flops, count_parameters, token_losses
 from qkvflow.lm.assembly import abstract
 from qkvflow.lm.loss import exit_losses
-from qkvflow.runs.config import TrainConfig
+from qkvflow.runs.sections import TrainConfig
 from qkvflow.training.objective import make_objective, step_flops
 from qkvflow.zoo import configure, entry
 

@@ -13,7 +13,7 @@ from tiny_models import TINY, VOCAB, random_tokens
 import qkvflow
 from qkvflow.blocks import MLP, SwiGLU
 from qkvflow.errors import UserError
-from qkvflow.runs.config import SECTIONS
+from qkvflow.runs.sections import SECTIONS
 from qkvflow.schemes import RK4, Parallel, Sequential
 from qkvflow.zoo import MODELS, PUBLISHED, SIZES, ModelConfig, configure, entry
 

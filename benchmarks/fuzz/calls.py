@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.fuzz.odd import FLOATS, HINTS, INTEGERS, NUMBERS, TEXTS, WHOLE, damage
 from qkvflow.cli import VERBS, parser_of
-from qkvflow.runs.config import SECTIONS
+from qkvflow.runs.sections import SECTIONS
 from qkvflow.zoo.config import ModelConfig
 
 SMALL = (

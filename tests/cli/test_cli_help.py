@@ -9,7 +9,7 @@ from qkvflow.cli import VERBS, _as_option, main, parser_of
 from qkvflow.cli.examples import EXAMPLES
 from qkvflow.cli.options import ALIASES, SHORT
 from qkvflow.cli.parser import nearest
-from qkvflow.runs.config import SECTIONS
+from qkvflow.runs.sections import SECTIONS
 
 
 def help_of(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> str:

@@ -21,7 +21,7 @@ from qkvflow.distributed.mesh import AXES
 from qkvflow.distributed.table import TABLE, spec
 from qkvflow.errors import UserError
 from qkvflow.lm.assembly import abstract_model, init_block
-from qkvflow.runs.config import OptimConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.schemes.parts.grid import grid
 from qkvflow.training.optim import optimiser
 from qkvflow.training.schedule import make_schedule

@@ -380,6 +380,7 @@ def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path)
         place = tmp_path / "out" / "tuning" / "standard" / "trials" / f"{trial['number']:04}"
         records = [read_record(place / f"seed-{seed}" / "record.json") for seed in tune["seeds"]]
         assert {each.content["training"]["optim"]["lr"] for each in records} == {rate}
+        assert all(each.loss("test", "nats") is None for each in records)
         losses = [each.loss("validation", "nats") for each in records]
         assert trial["loss"] == pytest.approx(np.mean([loss for loss in losses if loss]))
     record = read_record(tmp_path / "out" / "runs" / "standard" / "seed-0" / "record.json")

@@ -19,9 +19,8 @@ from tiny_models import SEQ, VOCAB, random_tokens, tiny
 
 from qkvflow.cli import main
 from qkvflow.lm.loss import token_losses_and_divergences
-from qkvflow.runs.config import TrainConfig
-from qkvflow.runs.distillation import DistillConfig
 from qkvflow.runs.load import load
+from qkvflow.runs.sections import DistillConfig, TrainConfig
 from qkvflow.runs.weights import weights_hash
 from qkvflow.training.objective import make_distillation
 

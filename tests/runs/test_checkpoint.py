@@ -10,7 +10,7 @@ import pytest
 from qkvflow.distributed import one_device
 from qkvflow.errors import UserError
 from qkvflow.runs.checkpoint import Checkpoints
-from qkvflow.runs.config import CheckpointConfig
+from qkvflow.runs.sections import CheckpointConfig
 
 MODEL = {"scale": jnp.float32(0.75), "matrix": jnp.arange(6.0).reshape(2, 3)}
 TRAINING = {"count": jnp.int32(7), "mean": {"scale": jnp.float32(0.5)}}

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from qkvflow.errors import UserError
-from qkvflow.runs.config import SECTIONS, make_config
+from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import load_config, parse_overrides, write_yaml
+from qkvflow.runs.sections import SECTIONS
 from qkvflow.zoo import ModelConfig
 from qkvflow.zoo.options import described
 

@@ -63,7 +63,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run: Path, tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))
     try:
-        with pytest.raises(UserError, match="cannot write .* make room or choose another") as said:
+        with pytest.raises(UserError, match=r"cannot write .* make room or choose another") as said:
             export(run, tmp_path / "export")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

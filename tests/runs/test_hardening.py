@@ -19,7 +19,6 @@ from qkvflow.cli import main
 from qkvflow.distributed import memory
 from qkvflow.errors import Note, OutOfMemory, UserError
 from qkvflow.generation import generate
-from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig
 from qkvflow.training import resume, train
 from qkvflow.training.trackers import TRACKERS
@@ -96,7 +95,7 @@ def test_a_program_that_does_not_fit_is_refused_before_it_runs(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
-    with pytest.raises(OutOfMemory, match="a step takes .* GB and there are 0.0 GB"):
+    with pytest.raises(OutOfMemory, match=r"a step takes .* GB and there are 0\.0 GB"):
         train(tiny(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()

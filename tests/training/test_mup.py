@@ -16,7 +16,8 @@ from qkvflow.errors import UserError
 from qkvflow.experiment.coordinate_check import coordinate_check
 from qkvflow.lm import build
 from qkvflow.report.coordinates import coordinates, verdict
-from qkvflow.runs.config import OptimConfig, make_config
+from qkvflow.runs.config import make_config
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optim import optimiser
 
 SHAPE: dict[str, Any] = {"num_steps": 2, "num_heads": 2, "context": 8, "mup_width": 32}

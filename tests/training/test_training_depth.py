@@ -19,9 +19,10 @@ from qkvflow.blocks.base import Rows
 from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops
-from qkvflow.runs.config import RunConfig, TrainConfig, make_config
+from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.depths import Jitter, parse_jitter
 from qkvflow.runs.rundir import read_lines
+from qkvflow.runs.sections import TrainConfig
 from qkvflow.schemes import shifted_edges
 from qkvflow.schemes.base import ApplyFull, total_increment
 from qkvflow.training import resume, train

@@ -15,7 +15,8 @@ import pytest
 
 from qkvflow.errors import UserError
 from qkvflow.lm import abstract, build_config
-from qkvflow.runs.config import OptimConfig, RunConfig
+from qkvflow.runs.config import RunConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optim import (
     averages,
     clip_by_global_norm,

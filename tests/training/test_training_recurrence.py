@@ -14,8 +14,9 @@ from tiny_models import SEQ, config_of, make, random_tokens, randomised
 from qkvflow.blocks.base import Rows
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, count_flops, loss
-from qkvflow.runs.config import TrainConfig, make_config
+from qkvflow.runs.config import make_config
 from qkvflow.runs.depths import parse_recurrence
+from qkvflow.runs.sections import TrainConfig
 from qkvflow.schemes.base import ApplyFull
 from qkvflow.training.objective import make_objective, step_flops
 from qkvflow.training.recurrence import draw

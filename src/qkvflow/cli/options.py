@@ -8,7 +8,7 @@ import dataclasses
 from typing import Any
 
 from qkvflow.cli.parser import HelpAll
-from qkvflow.runs.config import SECTIONS
+from qkvflow.runs.sections import SECTIONS
 from qkvflow.zoo.config import ModelConfig
 from qkvflow.zoo.options import described
 

@@ -215,9 +215,9 @@ class _Comparison:
 
     def _study(self, entry: Entry, search: Search) -> Study:
         def unit(changes: dict[str, Any], seed: int, directory: Path, title: str) -> Unit:
-            changed = dataclasses.replace(
-                entry, config=make_config(entry.config.to_dict(), changes)
-            )
+            unseen = {"train": {"eval_test": False}}
+            config = make_config(entry.config.to_dict(), unseen, changes)
+            changed = dataclasses.replace(entry, config=config)
             return changed.run(seed, directory, title, group=self.directory.name)
 
         place = self.directory / "tuning" / entry.label

@@ -12,14 +12,13 @@ from typing import Any
 from qkvflow.errors import UserError, unknown
 from qkvflow.experiment.search import FIRST_SEED, Search, make_search
 from qkvflow.experiment.specs import ModelSpec, read_spec
-from qkvflow.runs.config import (
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.sections import (
     CheckpointConfig,
     DataConfig,
     OptimConfig,
-    RunConfig,
     TrackConfig,
     TrainConfig,
-    make_config,
     typed,
 )
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.runs.config import SECTIONS, make_config, typed
+from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import parse_overrides
+from qkvflow.runs.sections import SECTIONS, typed
 from qkvflow.zoo import ModelConfig
 
 _RANGES = ("log", "uniform")

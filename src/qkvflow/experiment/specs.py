@@ -19,8 +19,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.runs.config import OptimConfig, make_config
+from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import parse_overrides, read_yaml
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.zoo import MODELS, PUBLISHED, ModelConfig
 
 MATCHES = {"params_of": "params", "flops_of": "flops"}

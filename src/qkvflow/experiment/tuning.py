@@ -34,7 +34,7 @@ REQUEST, RESULT, BEST = "study.yaml", "tuning.json", "best.yaml"
 EVALUATIONS = 10
 # What a trial does unless it is told otherwise.
 _OF_TRIALS: dict[str, dict[str, Any]] = {
-    "train": {"eval_tokens": None, "samples": "none"},
+    "train": {"eval_tokens": None, "eval_test": False, "samples": "none"},
     "checkpoint": {"finished": "none"},
 }
 

@@ -16,8 +16,8 @@ from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import METHODS, Adaptation, adapted_model, model_changes
 from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig, make_config
-from qkvflow.runs.distillation import DistillConfig
 from qkvflow.runs.load import Trained, load
+from qkvflow.runs.sections import DistillConfig
 from qkvflow.runs.weights import weights_hash
 from qkvflow.training.reporter import Reporter
 from qkvflow.training.run import train

@@ -4,8 +4,8 @@ from typing import Any
 
 from qkvflow.lm import count_parameters
 from qkvflow.lm.accounting import weights_in_effect
-from qkvflow.runs.config import PRETRAINED
 from qkvflow.runs.load import Trained
+from qkvflow.runs.sections import PRETRAINED
 
 _TRANSFORMERS = ["library_name: transformers", "pipeline_tag: text-generation"]
 _USE = """```python
@@ -14,7 +14,7 @@ import qkvflow
 trained = qkvflow.load("PATH")
 tokens = trained.tokenizer.encode("some text")
 logits = trained.model(tokens[None].astype(int))
-```""".split("\n")
+```""".splitlines()
 _USE_TRANSFORMERS = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -22,7 +22,7 @@ model = AutoModelForCausalLM.from_pretrained("PATH")
 tokenizer = AutoTokenizer.from_pretrained("PATH")
 made = model.generate(**tokenizer("some text", return_tensors="pt"), max_new_tokens=50)
 print(tokenizer.decode(made[0]))
-```""".split("\n")
+```""".splitlines()
 
 
 def model_card(

@@ -21,8 +21,8 @@ from qkvflow import allocator
 from qkvflow.digests import SEAL, arrays_digest, is_intact, sealed
 from qkvflow.distributed import hosts
 from qkvflow.errors import UserError
-from qkvflow.runs.config import CheckpointConfig
 from qkvflow.runs.rundir import CHECKPOINTS, cannot_write
+from qkvflow.runs.sections import CheckpointConfig
 
 # Orbax reports every save; what matters to the user is raised as an error.
 logging.getLogger("absl").setLevel(logging.CRITICAL)

@@ -15,8 +15,9 @@ from qkvflow.data import (
 from qkvflow.data.corpus import Corpus
 from qkvflow.data.encode import encode_split
 from qkvflow.errors import Note, UserError, unknown
-from qkvflow.runs.config import PRETRAINED, RunConfig
+from qkvflow.runs.config import RunConfig
 from qkvflow.runs.load import Trained
+from qkvflow.runs.sections import PRETRAINED
 
 
 def load_data(config: RunConfig) -> EncodedCorpus:

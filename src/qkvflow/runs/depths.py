@@ -161,8 +161,8 @@ def check_depths(train: Any, model: ModelConfig) -> None:
     asked = drawn or train.backprop_steps is not None or model.exit_gate
     if asked and _is_solver(model.scheme):
         raise UserError(
-            "train.depth_jitter, consistency and backprop_steps, and exit_gate, need a fixed scheme: "
-            f"{model.scheme} finds its own steps; choose another --model.scheme"
+            "train.depth_jitter, consistency and backprop_steps, and exit_gate, need a fixed "
+            f"scheme: {model.scheme} finds its own steps; choose another --model.scheme"
         )
     if model.exit_gate and (train.consistency or train.backprop_steps is not None):
         raise UserError(
@@ -186,7 +186,8 @@ def _check_shortcut(train: Any, model: ModelConfig) -> None:
     if jitter.offset or not jitter.numbers or max(jitter.numbers) >= model.num_steps:
         raise UserError(
             f"train.shortcut needs numbers of steps below the model's {model.num_steps} in "
-            f"train.depth_jitter, such as 1-{max(1, model.num_steps - 1)}, not '{train.depth_jitter}'"
+            f"train.depth_jitter, such as 1-{max(1, model.num_steps - 1)}, "
+            f"not '{train.depth_jitter}'"
         )
     if train.consistency or model.exit_gate:
         raise UserError("train.shortcut goes with neither train.consistency nor model.exit_gate")

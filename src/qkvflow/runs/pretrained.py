@@ -10,9 +10,10 @@ from qkvflow.errors import UserError
 from qkvflow.interop import config_from_huggingface, from_huggingface
 from qkvflow.interop.hub import PREFIX, local_copy
 from qkvflow.interop.tensors import read_json, read_settings
-from qkvflow.runs.config import PRETRAINED, make_config
+from qkvflow.runs.config import make_config
 from qkvflow.runs.export import check_new, write_export
 from qkvflow.runs.load import Trained
+from qkvflow.runs.sections import PRETRAINED
 from qkvflow.zoo import ModelConfig
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")

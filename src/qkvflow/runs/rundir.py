@@ -8,7 +8,6 @@ again. A lock keeps two processes out of one run.
 import contextlib
 import fcntl
 import json
-import math
 import os
 import re
 import shutil

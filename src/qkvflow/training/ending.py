@@ -32,7 +32,8 @@ def finish(loop: Loop, state: TrainState, progress: Progress) -> dict[str, Any]:
         else:
             loop.reporter.note(f"the best checkpoint, of step {wanted}, is gone; using the last")
     loop.reporter.note(f"evaluating the weights of step {selected} on the whole splits")
-    found = {name: _evaluation(loop, name, selected, params) for name in ("validation", "test")}
+    splits = ("validation", "test") if config.train.eval_test else ("validation",)
+    found = {name: _evaluation(loop, name, selected, params) for name in splits}
     losses = {name: None if each is None else each.summary() for name, each in found.items()}
     if config.train.samples == "last":
         with rundir.writing(loop.directory):
@@ -62,7 +63,7 @@ def _probe(loop: Loop, params: Any, record: dict[str, Any]) -> None:
     """The accuracy on the answers, where the tokens are the probe's own."""
     encoded, levels = loop.encoded, parse_levels(loop.config.train.eval_levels)
     model = eqx.combine(loop.program.layout.gathered(params), loop.program.static)
-    name = "test" if len(encoded.test) else "validation"
+    name = "test" if loop.config.train.eval_test and len(encoded.test) else "validation"
     try:
         record["accuracy"] = measure_probe(
             model,

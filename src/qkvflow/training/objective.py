@@ -40,9 +40,8 @@ from qkvflow.lm.loss import (
     token_losses_and_gaps,
     token_losses_and_shortcut,
 )
-from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import Jitter, parse_jitter
-from qkvflow.runs.distillation import DistillConfig
+from qkvflow.runs.sections import DistillConfig, TrainConfig
 from qkvflow.schemes import grouped_edges, shifted_edges
 from qkvflow.training.recurrence import truncated, truncated_flops
 from qkvflow.training.step import Objective, plain

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from qkvflow.errors import UserError
-from qkvflow.runs.config import OptimConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optimisers.base import matrices, width_scales
 from qkvflow.training.trainable import trained_arrays
 from qkvflow.zoo.registry import OPTIMISERS

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from qkvflow.lm import LanguageModel, count_flops, token_losses
-from qkvflow.runs.config import TrainConfig
 from qkvflow.runs.depths import SIGMA, Recurrence, parse_recurrence
+from qkvflow.runs.sections import TrainConfig
 from qkvflow.training.step import Objective
 from qkvflow.training.trainable import freeze
 

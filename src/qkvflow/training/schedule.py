@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from qkvflow.errors import unknown
-from qkvflow.runs.config import SCHEDULES, OptimConfig
+from qkvflow.runs.sections import SCHEDULES, OptimConfig
 from qkvflow.training.step import Hyper, Schedule
 
 

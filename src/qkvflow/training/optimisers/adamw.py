@@ -2,7 +2,7 @@
 
 import optax
 
-from qkvflow.runs.config import OptimConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optimisers.base import matrices, mup_power
 from qkvflow.zoo.registry import OPTIMISERS
 

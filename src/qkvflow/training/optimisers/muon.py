@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import optax
 
-from qkvflow.runs.config import OptimConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optimisers.adamw import make_adamw
 from qkvflow.training.optimisers.base import kinds, mup_power
 from qkvflow.zoo.registry import OPTIMISERS

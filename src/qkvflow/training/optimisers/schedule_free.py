@@ -5,7 +5,7 @@ Its own averaging takes the place of beta1; the mean it keeps is what is evaluat
 
 import optax
 
-from qkvflow.runs.config import OptimConfig
+from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optimisers.base import matrices
 from qkvflow.zoo.registry import OPTIMISERS
 
