@@ -52,7 +52,7 @@ _MODELS |= {
     # Geiping et al. 2025: e = P(tokens), s_0 noise, s_i = R([s_{i-1}; e] A), logits C(norm(s_r)),
     # with 2, 4 and 2 layers of norms before every branch and of every sum. Agrees with the authors'
     # code (seal-rg/recurrent-pretraining) on the same weights, with attention_bias for its biases
-    # of queries and keys and tied false for the factor sqrt(d_model) of its embedding.
+    # of queries and keys and scale_embedding.
     "huginn": {
         **_LOOPED,
         **_LLAMA,
@@ -65,7 +65,8 @@ _MODELS |= {
         "core_init": "noise",
     },
     # LoopLM, Ouro (arXiv 2510.25741): the whole stack four times, norms on both sides of a branch
-    # and one at the end of every loop, from which head and exit gate read.
+    # and one at the end of every loop, from which head and exit gate read. Agrees with the released
+    # code on the same weights.
     "ouro": {
         **_LLAMA,
         "field": "cycle",
@@ -97,7 +98,8 @@ _MODELS |= {
         "mlp_ratio": 2.5,
     },
     # Parcae (arXiv 2604.12946): s_i = R(exp(-delta A) s_{i-1} + delta B e), A and delta positive;
-    # written from that equation, with A, delta and B diagonal.
+    # written from that equation, with A, delta and B diagonal, and equal to the authors' code
+    # (sandyresearch/parcae) where that is so.
     "parcae": {
         **_LOOPED,
         **_LLAMA,
