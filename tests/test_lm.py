@@ -211,6 +211,29 @@ def test_flops_follow_scheme_and_rematerialisation():
     assert twice.training == again.training + one.forward - head
 
 
+def test_flops_of_value_residuals():
+    """One product more: the first layer's values of the embedding."""
+    plain, mixed = (
+        qkvflow.count_flops(abstract(config_of(value_residual=each), vocab_size=VOCAB))
+        for each in (False, True)
+    )
+    d, kv_heads, d_head = 16, 2, 4
+    assert mixed.forward - plain.forward == 2 * d * kv_heads * d_head
+    assert mixed.training - plain.training == 3 * 2 * d * kv_heads * d_head
+
+
+def test_flops_of_modulations():
+    """Embedding of t and dt, then a map to two scales of each branch, for every loop."""
+    d, loops, layers, features, d_time = 16, 4, 2, 2 * (2 * 3 + 1), 6
+    shape = {"num_steps": loops, "layers_per_loop": layers, "d_model": d, "num_heads": 2}
+    config = configure(entry("loopformer"), {**shape, "d_time": d_time, "num_frequencies": 3})
+    flops = qkvflow.count_flops(abstract(config, vocab_size=VOCAB))
+    embedding = (features * d_time + d_time) + (d_time * d_time + d_time)
+    maps = layers * 2 * 2 * d_time * d
+    assert flops.generation == loops * 2 * (embedding + maps)
+    assert flops.per_step(10) == 10 * flops.training + 3 * flops.generation
+
+
 def test_flops_against_xla():
     """A whole model with its depth unrolled, since XLA counts the body of a loop once."""
     config = config_of(d_model=128, num_steps=2, mlp_ratio=4.0, num_heads=2, context=64)

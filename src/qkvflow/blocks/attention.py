@@ -28,6 +28,7 @@ from qkvflow.blocks.base import (
     AbstractNorm,
     AbstractWeights,
     Block,
+    Branch,
     Linear,
     Mixes,
     Role,
@@ -288,9 +289,26 @@ def _init_value_mix(kv_heads: int) -> ValueMix:
     return ValueMix(jnp.full(kv_heads, 0.5), jnp.full(kv_heads, 0.5))
 
 
-def first_values(block: Block, x: Float[Array, "rows d_model"], rows: Rows) -> KVHeads | None:
-    """Values that the first attention of a block makes of a state, if others are to mix them in."""
+def _giving(block: Block) -> Branch | None:
+    """The branch of the first attention, if others are to mix in its values."""
     for branch in block.branches:
         if isinstance(branch.mixer, Attention) and branch.mixer.value_mix is not None:
-            return branch.mixer.values(branch.normalised(x), rows)
+            return branch
     return None
+
+
+def first_values(block: Block, x: Float[Array, "rows d_model"], rows: Rows) -> KVHeads | None:
+    """Values that the first attention of a block makes of a state, if others are to mix them in."""
+    if (branch := _giving(block)) is None:
+        return None
+    mixer: Any = branch.mixer
+    return mixer.values(branch.normalised(x), rows)
+
+
+def values_flops(block: Block) -> int:
+    """Of `first_values`, per token."""
+    mixer: Any = None if (branch := _giving(block)) is None else branch.mixer
+    if mixer is None:
+        return 0
+    heads = mixer.num_heads + 2 * mixer.num_kv_heads
+    return mixer.qkv.flops_per_token * mixer.num_kv_heads // heads

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 
+from qkvflow.blocks.attention import values_flops
 from qkvflow.blocks.base import Block
-from qkvflow.fields.hypernet import Generator, is_generator
+from qkvflow.fields.hypernet import Generator
+from qkvflow.fields.modulated import Modulated
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
 from qkvflow.schemes import AbstractSolver, AbstractStepScheme
@@ -110,6 +112,8 @@ def count_flops(
     blocks = round(blocks)
     head = 2 * model.d_model * model.vocab_size
     forward = blocks + head
+    if model.value_residual:
+        forward += values_flops(_block(model.segments[0]))
     again = {"none": 0, "block": 1, "everything": 2}[model.remat]
     training = 3 * forward + again * blocks
     if model.exit_gate is not None:
@@ -119,10 +123,10 @@ def count_flops(
 
 
 def _generation(segment: Segment) -> int:
-    """Making the weights of one depth: the products of the generators."""
-    generators = [
-        each
-        for each in jax.tree.leaves(segment.field, is_leaf=is_generator)
-        if isinstance(each, Generator)
-    ]
-    return sum(2 * (count(each.maps) + count(each.embedding)) for each in generators)
+    """Making the weights of one depth: the products of what maps features of t to them."""
+
+    def makes(node: Any) -> bool:
+        return isinstance(node, Generator | Modulated)
+
+    makers = filter(makes, jax.tree.leaves(segment.field, is_leaf=makes))
+    return sum(2 * (count(each.maps) + count(each.embedding)) for each in makers)
