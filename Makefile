@@ -15,7 +15,7 @@ QUICK := $(addprefix tests/,test_architecture.py test_registry.py test_zoo.py st
 	$(addprefix experiment/test_,units.py plan.py records.py matching.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quick test lint format compare docs docs-serve dist peers benchmark soak fuzz storm clean
+.PHONY: help setup quick test lint format compare results docs docs-serve dist peers benchmark soak fuzz storm clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -39,6 +39,9 @@ format: $(VENV)/.dev ## format, and fix what ruff can fix
 
 compare: $(VENV)/.run ## compare the models: table, verdicts and report in runs/quick
 	$(BIN)/qkvflow compare --preset quick --out runs/quick
+
+results: $(VENV)/.dev ## make the numbers and figures of the pages from the records in results/
+	$(BIN)/python -m results
 
 docs: $(VENV)/.dev ## build the site into site/, with all links checked
 	$(BIN)/mkdocs build

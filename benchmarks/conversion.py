@@ -132,7 +132,7 @@ class Study:
             found = [record(self.out / f"seed-{s}" / place) for s in range(self.seeds)]
             losses = [each["losses"]["validation"]["nats"] for each in found]
             spread = f" ± {stdev(losses):.4f}" if len(losses) > 1 else ""
-            blocks = found[0]["parameters"]["blocks"]
+            blocks = found[0]["params"]["blocks"]
             print(f"{name:24}{blocks:12,}{f'{mean(losses):.4f}{spread}':>28}")
 
 

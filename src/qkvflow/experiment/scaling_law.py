@@ -28,7 +28,7 @@ from qkvflow.runs import rundir
 from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import read_yaml
 from qkvflow.runs.corpus import load_data
-from qkvflow.statistics.scaling_law import fit, needs, runs_of
+from qkvflow.statistics.scaling_law import fitted
 from qkvflow.training.signals import signals
 from qkvflow.zoo import ModelConfig
 
@@ -252,22 +252,6 @@ def points_of(grid: Grid, cells: Sequence[Cell]) -> list[dict[str, Any]]:
     if not points:
         raise UserError("no run of the grid came to its end; see the records below runs/")
     return points
-
-
-def fitted(points: Sequence[Mapping[str, Any]], reference: str) -> dict[str, Any]:
-    """The content of `scaling.json`: the points, the law of every model, and what the others need
-    to reach the reference's loss."""
-    labels = list(dict.fromkeys(str(point["label"]) for point in points))
-    laws = {
-        label: fit(runs_of([point for point in points if point["label"] == label]))
-        for label in labels
-    }
-    return {
-        "points": list(points),
-        "fits": {label: law.to_dict() for label, law in laws.items()},
-        "reference": reference,
-        "needs": needs(points, laws, reference) if reference in laws else [],
-    }
 
 
 def _keep(directory: Path, grid: Grid, command: str | None) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkvflow.errors import UserError
-from qkvflow.records import collect
+from qkvflow.records import Records, collect
 from qkvflow.report.charts.files import WITHOUT, can_print, save
 from qkvflow.report.content import Report
 from qkvflow.report.figures import printed
@@ -52,12 +52,7 @@ def build_report(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the directory {directory}: {error.strerror}") from None
-    missing = [] if can_print() else [WITHOUT]
-    plans = plans_of(records, missing)
-    pairs = named_pairs(records, plans, missing)
-    paths = write_statistics(directory, records, metric=metric, margin=margin, pairs=pairs or None)
-    summary, tests = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
-    report = gather(directory, records, summary, tests, plans, missing, metric=metric)
+    report, paths = analyse(records, directory, metric=metric, margin=margin)
     html, csv, tex = (
         _write(directory / name, text)
         for name, text in (
@@ -74,6 +69,18 @@ def build_report(
         figures=save(printed(report), directory / "figures"),
         report=report,
     )
+
+
+def analyse(
+    records: Records, directory: Path, *, metric: str = "test", margin: float = 0.01
+) -> tuple[Report, tuple[Path, Path]]:
+    """The content of a report; of its files, those of the statistics alone are written."""
+    missing = [] if can_print() else [WITHOUT]
+    plans = plans_of(records, missing)
+    pairs = named_pairs(records, plans, missing)
+    paths = write_statistics(directory, records, metric=metric, margin=margin, pairs=pairs or None)
+    summary, tests = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+    return gather(directory, records, summary, tests, plans, missing, metric=metric), paths
 
 
 def _write(path: Path, text: str) -> Path:

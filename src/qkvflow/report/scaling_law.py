@@ -143,7 +143,8 @@ def _residuals(points: Points, fits: Mapping[str, Fit]) -> Figure:
     return Figure("residuals", "Residuals", caption, (plot,), columns=1)
 
 
-def _fits(content: Mapping[str, Any]) -> Raw:
+def laws_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]], str]:
+    """Heads, a row for the law of each model, and what is to be known of them."""
     rows = []
     for label, law in content["fits"].items():
         cells = []
@@ -157,7 +158,12 @@ def _fits(content: Mapping[str, Any]) -> Raw:
         count = sum(point["label"] == label for point in content["points"])
         rows.append([label, *cells, str(count)])
     note = "95 % intervals by bootstrap over cells and seeds; – where the runs show nothing of it."
-    parts = tag("h2", "The laws"), table(["Model", *_SYMBOLS, "Runs"], rows)
+    return ["Model", *_SYMBOLS, "Runs"], rows, note
+
+
+def _fits(content: Mapping[str, Any]) -> Raw:
+    heads, rows, note = laws_table(content)
+    parts = tag("h2", "The laws"), table(heads, rows)
     return tag("section", *parts, tag("p", note, class_="note"), id="laws")
 
 

@@ -309,6 +309,22 @@ def runs_of(points: Sequence[Mapping[str, Any]]) -> Runs:
     return Runs(*columns)
 
 
+def fitted(points: Sequence[Mapping[str, Any]], reference: str) -> dict[str, Any]:
+    """The content of `scaling.json`: the points, the law of every model, and what the others need
+    to reach the reference's loss."""
+    labels = list(dict.fromkeys(str(point["label"]) for point in points))
+    laws = {
+        label: fit(runs_of([point for point in points if point["label"] == label]))
+        for label in labels
+    }
+    return {
+        "points": list(points),
+        "fits": {label: law.to_dict() for label, law in laws.items()},
+        "reference": reference,
+        "needs": needs(points, laws, reference) if reference in laws else [],
+    }
+
+
 def needs(
     points: Sequence[Mapping[str, Any]], fits: Mapping[str, Fit], reference: str
 ) -> list[dict[str, Any]]:

@@ -56,11 +56,12 @@ def verdict(
         )
         return _verdict("equivalent", None, True, sentence, pair)
     could = f"{nats(detectable)} nats" if detectable is not None else "unknown size"
+    low, high = (float(end) for end in contrast.limits(1 - alpha))
     sentence = (
         f"No evidence of a difference between {pair.a} and {pair.b}"
-        f" (difference {nats(estimate)} nats per token, {p_value(ps.difference)}{corrected},"
-        f" {seeds}); a difference of {could} would have been detected with"
-        f" {percent(rules.power)} power."
+        f" (difference {nats(estimate)} nats per token, {percent(1 - alpha)} interval {nats(low)}"
+        f" to {nats(high)}, {p_value(ps.difference)}{corrected}, {seeds}); a difference of {could}"
+        f" would have been detected with {percent(rules.power)} power."
     )
     return _verdict("no-evidence", None, False, sentence, pair)
 

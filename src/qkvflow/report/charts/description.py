@@ -5,6 +5,8 @@ Sizes are in em, the size of a figure's text: 12 pixels on a page, `printed.EM` 
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -248,6 +250,20 @@ def to_json(content: Any) -> Any:
     if isinstance(content, tuple | list):
         return [to_json(each) for each in content]
     return content
+
+
+def digest(figure: Figure) -> str:
+    """Of what a figure shows, whoever draws it; a PNG says it as its comment."""
+    return hashlib.sha256(json.dumps(_rounded(to_json(figure))).encode()).hexdigest()
+
+
+def _rounded(content: Any) -> Any:
+    """With six digits: the rest may differ between machines."""
+    if isinstance(content, dict):
+        return {key: _rounded(each) for key, each in content.items()}
+    if isinstance(content, list):
+        return [_rounded(each) for each in content]
+    return f"{content:.6g}" if isinstance(content, float) else content
 
 
 def page_data(figures: Iterable[Figure]) -> dict[str, Any]:

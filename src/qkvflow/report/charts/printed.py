@@ -72,7 +72,8 @@ def write(figure: d.Figure, path: Path) -> tuple[Path, ...]:
         mpl.rcParams.update(STYLE)
         sheet = draw(figure)
         paths = []
-        for ending, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
+        about = {"Software": None, "Comment": d.digest(figure)}
+        for ending, metadata in (("png", about), ("pdf", {"CreationDate": None})):
             paths.append(path.with_name(f"{path.name}.{ending}"))
             sheet.savefig(paths[-1], dpi=DPI, metadata=metadata)
     return tuple(paths)

@@ -1,0 +1,1 @@
+"""Records of the comparisons that pages quote, and what makes the pages from them."""
