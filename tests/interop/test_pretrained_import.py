@@ -7,17 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers as hf
 from hf_cases import read_golden
 from safetensors.numpy import save_file
+from scipy.special import log_softmax
 
 from qkvflow import load
 from qkvflow.cli import main
 from qkvflow.data.tokenizers import load_tokenizer
 from qkvflow.errors import UserError
+from qkvflow.generation import generate
 from qkvflow.runs.pretrained import import_pretrained
 
 LETTERS = "abcdefghijklmnop"
@@ -93,6 +96,59 @@ def test_verbs_take_it(tmp_path: Path, capsys: Any):
     assert load(tuned).tokenizer.vocab_size == 23
     assert main(["generate", tuned, "--prompt", "abc", "--tokens", "3", "--temperature", "0"]) == 0
     assert capsys.readouterr().out.startswith("abc")
+
+
+def imported(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "theirs", "llama-4-to-2")
+    assert main(["import", str(tmp_path / "theirs"), "--out", str(tmp_path / "ours")]) == 0
+    return tmp_path / "ours"
+
+
+@pytest.mark.filterwarnings("ignore")  # Of the harness and its libraries.
+def test_the_harness_takes_it(tmp_path: Path, capsys: Any, monkeypatch: Any):
+    """Its bits per byte are those of a plain pass, after the token that texts begin with."""
+    pytest.importorskip("lm_eval")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    ours, rows, text = imported(tmp_path), tmp_path / "rows.jsonl", "abc pob ba"
+    rows.write_text(json.dumps({"text": text}) + "\n")
+    files = {"data_files": {"test": str(rows)}, "cache_dir": str(tmp_path / "cache")}
+    task = {"task": "letters", "dataset_path": "json", "dataset_kwargs": files}
+    task |= {"output_type": "loglikelihood_rolling", "test_split": "test", "doc_to_text": ""}
+    task |= {"doc_to_target": "{{text}}", "metric_list": [{"metric": "bits_per_byte"}]}
+    (tmp_path / "letters.yaml").write_text(json.dumps(task))
+    capsys.readouterr()
+    words = ["lm-eval", str(ours), "--tasks", "letters", "--include-path", str(tmp_path), "--json"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    results = json.loads(out[out.index("{") :])["results"]["letters"]
+    trained = load(ours)
+    tokens = trained.tokenizer.encode_prompt(text)
+    assert tokens[0] == 0
+    log_p = log_softmax(np.asarray(trained.model(jnp.asarray(tokens[:-1]))), axis=-1)
+    bits = -log_p[np.arange(len(tokens) - 1), tokens[1:]].sum() / np.log(2) / len(text)
+    assert results["bits_per_byte,none"] == pytest.approx(bits, rel=1e-5)
+
+
+def test_the_server_takes_it(tmp_path: Path):
+    """Under the directory's name, and with the text of `generate`."""
+    pytest.importorskip("uvicorn")
+    ours = imported(tmp_path)
+    command = [sys.executable, "-m", "qkvflow", "serve", str(ours), "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("serving ours on http://127.0.0.1:"), line or server.communicate()
+        asked = {"model": "ours", "prompt": "abc", "max_tokens": 6, "temperature": 0}
+        done = httpx.post(f"{line.split()[-1]}/v1/completions", json=asked, timeout=120).json()
+    finally:
+        server.terminate()
+        assert server.communicate(timeout=60)[1] == ""
+    trained = load(ours)
+    prompt = trained.tokenizer.encode_prompt("abc")
+    [tokens] = generate(trained.model, [prompt], num_tokens=6, temperature=0.0)
+    assert done["choices"][0]["text"] == trained.tokenizer.decode(tokens)
+    assert done["usage"]["prompt_tokens"] == len(prompt) == 3
 
 
 def test_what_cannot_be_imported(tmp_path: Path):
