@@ -10,8 +10,10 @@ import pytest
 from sharp_models import VOCAB, full_logits, greedy, prompt_of, tiny
 
 from qkvflow.data.tokenizers import CharTokenizer
-from qkvflow.errors import UserError
+from qkvflow.distributed import memory
+from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.generation import (
+    Session,
     cache_bytes,
     generate,
     generate_speculative,
@@ -162,6 +164,17 @@ def test_stop_and_long_batches():
     assert stopped == free[: free.index(free[3]) + 1]
     lengths = [3, 40, 5, 41, 64]
     assert groups([[0] * n for n in lengths], 2) == [[0, 2], [1, 3], [4]]
+
+
+def test_caches_that_do_not_fit_are_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch):
+    model = tiny("standard", positions="rope")
+    with pytest.raises(OutOfMemory, match=r"generating 64 sequences of .* tokens takes"):
+        Session(model, batch=64, length=10**9)
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
+    with pytest.raises(OutOfMemory, match="generate fewer at once"):
+        generate(model, [prompt_of(5)], num_tokens=10)
+    with pytest.raises(OutOfMemory, match="generate fewer at once"):
+        generate_speculative(model, [prompt_of(5)], num_tokens=10, draft_steps=1)
 
 
 def test_state_space_memory_is_constant_in_length():

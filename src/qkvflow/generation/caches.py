@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from qkvflow.distributed.memory import check_fits
 from qkvflow.lm import LanguageModel
 
 
@@ -57,3 +58,12 @@ def cache_bytes(model: LanguageModel, batch: int, length: int) -> int:
     """The memory that a session's caches take."""
     leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_caches(batch, length)))
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+
+
+def check_caches(model: LanguageModel, batch: int, length: int) -> None:
+    """Refuse caches that do not fit into memory, before they are made."""
+    check_fits(
+        cache_bytes(model, batch, length),
+        f"generating {batch} sequences of {length} tokens",
+        "generate fewer at once, or fewer tokens",
+    )

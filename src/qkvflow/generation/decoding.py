@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from qkvflow.generation.caches import stack, unstack
+from qkvflow.generation.caches import check_caches, stack, unstack
 from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
@@ -267,6 +267,7 @@ def run_group(
         return
     start, lengths, ends, job = lay_out(texts, group, request)
     span = Window(model, request.window, start.shape[1])
+    check_caches(model, start.shape[0], span.length)
     done, run = first_length(lengths, request.few_shapes), None
     tokens, depths = jnp.asarray(start), jnp.zeros(start.shape, jnp.int32)
     while done < ends.max():

@@ -20,7 +20,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from qkvflow.errors import UserError
-from qkvflow.generation.caches import copy_recurrent, is_recurrent, put_recurrent
+from qkvflow.generation.caches import check_caches, copy_recurrent, is_recurrent, put_recurrent
 from qkvflow.generation.decoding import precompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
@@ -54,6 +54,7 @@ class Session:
             raise UserError(
                 f"{length} tokens do not fit this model's {model.context} learned positions"
             )
+        check_caches(model, batch, length)
         self.model = precompute(model)
         self.batch, self.length = batch, length
         self.sampler = make_sampler() if sampler is None else sampler

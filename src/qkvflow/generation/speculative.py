@@ -29,7 +29,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from qkvflow.errors import UserError
-from qkvflow.generation.caches import is_recurrent
+from qkvflow.generation.caches import check_caches, is_recurrent
 from qkvflow.generation.decoding import (
     Job,
     Request,
@@ -209,6 +209,7 @@ def speculate(
     slots = Window(models.full, False, start.shape[1]).length
     # Choices beyond the context would read positions that do not exist.
     limit = min(int(ends.max()), slots - length + 1)
+    check_caches(models.full, start.shape[0], slots)
     recurrent = is_recurrent(models.full)
     round_ = _round_and_keep if recurrent else _round_in_place
     zero, done = jnp.int32(0), first_length(lengths)
