@@ -70,11 +70,21 @@ def test_presets_are_plans_and_survive_yaml(name: str):
     assert len(plan.seeds) >= 3, "with fewer seeds nothing is inferred"
 
 
-def test_quick_and_time_indexed_have_the_default_models():
+def test_quick_has_a_recipe_for_each_model_and_the_controls_of_its_questions():
+    plan = make_plan(preset("quick"))
+    controls = {"standard", "standard-narrow", "shared", "frozen-time", "gated-euler"}
+    assert controls <= set(plan.labels)
+    asked = {label for question in plan.questions for label in (question.a, question.b)}
+    assert controls <= asked <= set(plan.labels)
+    made = {spec.label: plan.base_config(spec).optim for spec in plan.models}
+    assert {each.name for each in made.values()} == {"muon"}
+    assert (made["standard"].lr, made["hybrid"].lr) == (1e-2, 3e-3)
+
+
+def test_time_indexed_has_the_default_models():
     labels = [parse_spec(text).label for text in DEFAULT_MODELS]
     assert len(labels) == 8
-    for name in ("quick", "time-indexed"):
-        assert make_plan(preset(name)).labels == labels
+    assert make_plan(preset("time-indexed")).labels == labels
     assert preset("documents") == preset("time-indexed"), "the name it had before"
     published = make_plan(preset("time-indexed"))
     config = published.base_config(published.models[0])
@@ -102,14 +112,14 @@ def test_a_grid_of_rates_is_given_in_a_word():
 
 def test_a_model_has_an_optimiser_of_its_own(tmp_path: Path):
     (tmp_path / "best.yaml").write_text(
-        "model: {name: shared, d_model: 32}\noptim: {name: muon, lr: 0.01}\ntrain: {steps: 9}\n"
+        "model: {name: shared, d_model: 32}\noptim: {name: lion, lr: 0.01}\ntrain: {steps: 9}\n"
     )
     specs = ["standard:optim.lr=0.02,num_steps=3,standard", f"tuned={tmp_path}/best.yaml"]
     models = [spec.to_dict() for spec in parse_specs(specs)]
     plan = make_plan({**preset("quick"), "questions": [], "models": models})
     made = [plan.base_config(spec) for spec in plan.models]
     assert [each.optim.lr for each in made] == [0.02, plan.optim.lr, 0.01]
-    assert [each.optim.name for each in made] == ["adamw", "adamw", "muon"]
+    assert [each.optim.name for each in made] == ["muon", "muon", "lion"]
     assert (made[0].model.config.num_steps, made[2].model.config.d_model) == (3, 32)
     assert plan.labels[2] == "tuned"
     assert make_plan(plan.to_dict()) == plan

@@ -63,17 +63,38 @@ _SSM_MODELS = tuple(f"ssm-{n}=time-indexed-ssm:d_state={n}" for n in (32, 64, 12
 PRESETS: dict[str, dict[str, Any]] = {
     "quick": {
         "title": "Do time-indexed weights pay at a small scale?",
-        "models": list(DEFAULT_MODELS),
+        # Optimisers and rates by the search in results/quick-search, on seeds that are not of this.
+        "models": [
+            "standard",
+            "standard-narrow=standard:params_of=time-indexed-mlp,optim.lr=3e-2",
+            "shared",
+            _TIME_INDEXED,
+            "frozen-time=time-indexed-mlp:frozen_time=0.5,optim.lr=3e-3",
+            "gated-euler=time-indexed-mlp:scheme=euler",
+            "hybrid=hybrid:optim.lr=3e-3",
+            "tong=tong:optim.lr=1e-3",
+        ],
+        "questions": [
+            {"name": name, "a": a, "b": b}
+            for name, a, b in (
+                ("Does time matter beyond the adapter?", _TIME_INDEXED, "frozen-time"),
+                ("Are ODE steps needed?", "gated-euler", _TIME_INDEXED),
+                ("Does the hybrid win?", "hybrid", _TIME_INDEXED),
+                ("Is a gate better than sharing alone?", _TIME_INDEXED, "shared"),
+                ("And than as many weights in narrower layers?", _TIME_INDEXED, "standard-narrow"),
+                ("Is it as good as layers of their own?", _TIME_INDEXED, "standard"),
+            )
+        ],
         # About 30,000 bytes each to validate and to test on, by whole files.
         "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
         "model": {"d_model": 64, "num_heads": 4, "num_steps": 4, "context": 64},
         "train": {"batch_size": 8},
-        "optim": {"lr": 2e-3, "warmup": 40},
-        "checkpoint": {"every": 100},
-        "budget": {"steps": 400},
-        "seeds": 3,
-        "evaluations": 3,
-        "speed_rounds": 7,
+        "optim": {"name": "muon", "lr": 1e-2, "warmup": 40},
+        "checkpoint": {"every": 500},
+        "budget": {"steps": 2000},
+        "seeds": 4,
+        "evaluations": 4,
+        "speed_rounds": 3,
     },
     "time-indexed": {
         "title": "The models of zaphrode/qkvflow at its setting, trained alike",
@@ -126,11 +147,12 @@ PRESETS: dict[str, dict[str, Any]] = {
             "loopformer=loopformer:num_steps=4",
             "deq",
         ],
-        "data": {"spec": "stdlib?split=0.96,0.02,0.02"},
+        "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
         "model": {"d_model": 64, "num_heads": 4, "context": 64},
-        "train": {"batch_size": 16},
-        "optim": {"lr": 1e-3, "warmup": 100},
-        "budget": {"steps": 2000},
+        "train": {"batch_size": 8},
+        "optim": {"name": "muon", "lr": 1e-2, "warmup": 100},
+        "budget": {"steps": 1200},
+        "tune": {"search": {"optim.lr": "3e-3,1e-2"}, "seeds": 1},
         "match": "flops",
         "seeds": 3,
     },
