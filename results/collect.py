@@ -5,7 +5,7 @@
 RUNDIR is the directory of a comparison, a scaling law, a search, or the study of conversion, whose
 runs `seed-S/A/B` become `runs/A-B/seed-S` with that label. Records stay as they were, but for the
 hash of `metrics.jsonl`, of which validation is kept line by line and training as at most 30 means.
-A study that was collected before is replaced.
+The runs of a scaling law keep no curves. A study that was collected before is replaced.
 """
 
 import json
@@ -44,7 +44,7 @@ def collect(source: Path, name: str, root: Path = HERE) -> Path:
     try:
         out.mkdir(parents=True)
         for place, (run, label) in places.items():
-            _copy_run(run, label, out / place)
+            _copy_run(run, label, out / place, curves="scaling.json" not in files)
         for each in files:
             content = json.loads((source / each).read_text("utf-8"))
             if was_altered(content):
@@ -76,12 +76,12 @@ def _runs(source: Path) -> dict[str, tuple[Path, str | None]]:
     return found
 
 
-def _copy_run(source: Path, label: str | None, out: Path) -> None:
+def _copy_run(source: Path, label: str | None, out: Path, *, curves: bool) -> None:
     record = read_record(source / RECORD)
     if changed := altered_files(record):
         raise UserError(changed[0])
     out.mkdir(parents=True)
-    if (source / METRICS).exists():
+    if curves and (source / METRICS).exists():
         (out / METRICS).write_text(_thinned(source), "utf-8")
     content = {**record.content, "label": label or record.label}
     content |= {"files": describe_growing(out), "collected": content.get(SEAL)}

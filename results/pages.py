@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from qkvflow.digests import was_altered
 from qkvflow.errors import UserError, unknown
 from qkvflow.records import altered_files, collect, read_record
 from qkvflow.report import markdown
@@ -216,8 +217,11 @@ def _verdicts(report: Report, *pairs: str) -> str:
 
 
 def _tuning(pages: Pages, names: str, options: list[str]) -> str:
-    [directory] = pages.directories(names)
-    return markdown.tuning(json.loads((directory / "tuning.json").read_text("utf-8")))
+    files = [directory / "tuning.json" for directory in pages.directories(names)]
+    contents = [json.loads(path.read_text("utf-8")) for path in files]
+    if any(map(was_altered, contents)):
+        raise UserError("tuning.json was altered since it was written")
+    return markdown.tuning(contents)
 
 
 def _conversion(pages: Pages, names: str, options: list[str]) -> str:
@@ -236,5 +240,6 @@ KINDS: dict[str, Callable[[Pages, str, list[str]], str]] = {
     "tuning": _tuning,
     "conversion": _conversion,
     "scaling": lambda pages, names, _: markdown.scaling(pages.law(names)),
+    "needs": lambda pages, names, _: markdown.needs(pages.law(names)),
     "command": lambda pages, names, _: markdown.command(pages.plan(names)["command"]),
 }

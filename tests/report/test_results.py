@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from qkvflow.errors import UserError
 from qkvflow.files import write_json
 from qkvflow.records import collect as read_records
 from qkvflow.records import curve, read_record, write_record
-from qkvflow.report import build_report
+from qkvflow.report import build_report, markdown
 from qkvflow.statistics.scaling_law import Fit, fitted
 from results.collect import collect
 from results.pages import Pages
@@ -248,17 +249,74 @@ def test_laws_are_fitted_to_the_losses_of_the_records(tmp_path: Path):
                 sizes = {"once": width, "shared": 12 * width**2, "flops": width**2 * tokens}
                 place = {"label": "shared", "width": width, "repeats": depth, "tokens": tokens}
                 points.append({**place, **sizes, "seed": 0, "loss": loss})
-    write_json(tmp_path / "run" / "scaling.json", fitted(points, "shared"))
+                points.append({**points[-1], "label": "standard"})
+                content["label"] = "standard"
+                run = Path(str(run).replace("shared", "standard"))
+                run.mkdir(parents=True)
+                write_record(run / "record.json", content)
+    write_json(tmp_path / "run" / "scaling.json", fitted(points, "standard"))
     out = collect(tmp_path / "run", "law", tmp_path / "results")
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "scaling-laws.md"
-    page.write_text("# L\n<!-- results: law scaling --><!-- end -->\n")
+    blocks = [f"<!-- results: law {kind} --><!-- end -->\n" for kind in ("scaling", "needs")]
+    page.write_text(f"# L\n{''.join(blocks)}![](figures/law_tokens.png)\n")
     (tmp_path / "README.md").write_text("# R\n")
     Pages(tmp_path).rebuild()
     assert "| shared | 0.500 (0.500 to 0.500) | 0.350 (" in page.read_text()
+    # phi is a half: at one repeat twice the parameters are needed that do at four.
+    loss = float(law.loss(128, 12 * 128**2, 4, 3_000_000))
+    assert f"| shared | 1 | {loss:.4f} | 197k | 393k |" in page.read_text()
+    assert (tmp_path / "docs" / "figures" / "law_tokens.png").exists()
     path = next(out.rglob("record.json"))
     content = json.loads(path.read_text())
     content["losses"]["test"]["nats"] += 0.001
     write_json(path, sealed(content))
     with pytest.raises(UserError, match="disagree"):
         Pages(tmp_path).check()
+
+
+def test_trials_of_searches_are_shown_together(tmp_path: Path):
+    def content(rates: dict[float, float | None]) -> dict[str, Any]:
+        trials = [
+            {"number": i, "values": {"optim.name": "muon", "optim.lr": rate}, "loss": loss}
+            for i, (rate, loss) in enumerate(rates.items())
+        ]
+        search = {"optim.name": "muon", "optim.lr": "1e-3,1e-2"}
+        return sealed({"search": search, "models": {"tong": {"trials": trials, "best": 0}}})
+
+    searches = {"one": {0.001: 1.5, 0.01: None}, "two": {0.0003: 1.4, 0.0001: 1.6}}
+    for name, rates in searches.items():
+        write_json(tmp_path / name / "tuning.json", content(rates))
+        collect(tmp_path / name, name, tmp_path / "results")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "tuning.md"
+    page.write_text("# T\n<!-- results: one+two tuning --><!-- end -->\n")
+    (tmp_path / "README.md").write_text("# R\n")
+    Pages(tmp_path).rebuild()
+    assert "| muon 0.0001 | muon 0.0003 | muon 0.001 | muon 0.01 |" in page.read_text()
+    assert "| tong | 1.6000 | **1.4000** | 1.5000 | – |" in page.read_text()
+    many = content({0.001 * i: 2.0 - 0.01 * i for i in range(1, 20)})
+    assert "| tong | muon | 0.019 | 1.8100 |" in markdown.tuning([many])
+    altered(tmp_path / "results" / "two" / "tuning.json", '"loss":1.4', '"loss":1.3')
+    with pytest.raises(UserError, match="altered"):
+        Pages(tmp_path).check()
+
+
+def test_answers_to_probes_are_shown_by_level(tmp_path: Path):
+    for seed in range(3):
+        run = tmp_path / "results" / "hops" / "runs" / "tong" / f"seed-{seed}"
+        run.mkdir(parents=True)
+        content = record("tong", seed, MODELS["tong"], DATA, [0.0, 0.01 * seed, 0.0])
+        levels = [
+            {"level": 1, "trained": True, "tokens": 0.5 + 0.1 * seed, "chance": 0.1},
+            {"level": 8, "trained": False, "tokens": 0.25, "chance": 0.1},
+        ]
+        facts = {"split": "test", "difficulty": "hops", "floor": 1.0, "tokens": 0.4, "chance": 0.1}
+        write_record(run / "record.json", {**content, "accuracy": {**facts, "levels": levels}})
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "looped.md"
+    page.write_text("# T\n<!-- results: hops probes --><!-- end -->\n")
+    (tmp_path / "README.md").write_text("# R\n")
+    Pages(tmp_path).rebuild()
+    assert "| Model | All | hops 1 | hops 8\\* |" in page.read_text()
+    assert "| tong | 40.0 % | 60.0 % (35.2 % to 84.8 %) | 25.0 % |" in page.read_text()

@@ -12,9 +12,11 @@ from qkvflow.report import numbers
 from qkvflow.report.content import Model, Report
 from qkvflow.report.findings import leading_verdicts
 from qkvflow.report.probes import probes as probe_tables
-from qkvflow.report.scaling_law import laws_table, sentences
+from qkvflow.report.scaling_law import laws_table, needs_table, sentences
 from qkvflow.report.table import rows
 
+MOST_TRIALS = 12
+"""Of a grid that is shown whole."""
 NOT_RUN = "<!-- not run: hours -->"
 
 
@@ -25,7 +27,7 @@ def table(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def _escape(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ").replace("*", "\\*")
+    return cell.replace("|", "\\|").replace("\n", " ")
 
 
 def losses(report: Report) -> str:
@@ -121,7 +123,10 @@ def curve(report: Report, points: int = 5) -> str:
 
 def probes(report: Report) -> str:
     """Accuracy on the answers of probes, by difficulty."""
-    made = [f"{table(each.heads, each.rows)}\n\n{each.note}" for each in probe_tables(report)]
+    made = []
+    for each in probe_tables(report):
+        heads = [head.replace("*", "\\*") for head in each.heads]
+        made.append(f"{table(heads, each.rows)}\n\n{each.note}")
     if not made:
         raise UserError("no run answers a probe")
     return "\n\n".join(made)
@@ -142,16 +147,31 @@ def depths(report: Report) -> str:
     return table(["model", *heads], body)
 
 
-def tuning(content: Mapping[str, Any]) -> str:
-    """What a search chose, of every model of a comparison or of the one model of `tune`."""
-    models = content.get("models") or {"": content}
-    keys = list(content["search"])
+def tuning(contents: Sequence[Mapping[str, Any]]) -> str:
+    """What searches of one space found for each model, the best in bold: every trial of a grid,
+    the best alone of others. The trials of one model in several searches are taken together."""
+    keys = list(contents[0]["search"])
+    if any(list(content["search"]) != keys for content in contents):
+        raise UserError("these searches are over different options")
+    found: dict[str, dict[tuple[Any, ...], float | None]] = {}
+    for content in contents:
+        for label, each in (content.get("models") or {"": content}).items():
+            for trial in each["trials"]:
+                place = tuple(trial["values"].get(key) for key in keys)
+                found.setdefault(label, {})[place] = trial["loss"]
+    places = dict.fromkeys(place for trials in found.values() for place in trials)
+    shown = sorted(places, key=lambda place: [(str(type(v)), v) for v in place])
+    if len(places) > MOST_TRIALS:
+        shown = []
     body = []
-    for label, each in models.items():
-        best = next(trial for trial in each["trials"] if trial["number"] == each["best"])
-        values = [_value(each["values"].get(key)) for key in keys]
-        body.append([label, *values, numbers.loss(best["loss"]), str(len(each["trials"]))])
-    return table(["model", *(key.partition(".")[2] for key in keys), "loss", "trials"], body)
+    for label, trials in found.items():
+        best = min((loss, place) for place, loss in trials.items() if loss is not None)
+        cells = [numbers.loss(trials.get(place)) for place in shown]
+        bold = [f"**{c}**" if p == best[1] else c for p, c in zip(shown, cells, strict=True)]
+        body.append([label, *(bold or [*map(_value, best[1]), numbers.loss(best[0])])])
+    names = [key.partition(".")[2] for key in keys]
+    heads = [" ".join(map(_value, place)) for place in shown] or [*names, "validation loss"]
+    return table([f"validation loss at {', '.join(names)}" if shown else "model", *heads], body)
 
 
 def _value(value: Any) -> str:
@@ -163,6 +183,12 @@ def scaling(content: Mapping[str, Any]) -> str:
     heads, body, note = laws_table(content)
     said = [f"- {line}" for line in sentences(content)]
     return "\n\n".join([table(heads, body), note, "\n".join(said)]).strip()
+
+
+def needs(content: Mapping[str, Any]) -> str:
+    """The parameters and FLOPs at which models are fitted to reach the reference's losses."""
+    heads, body, note = needs_table(content)
+    return f"{table(heads, body)}\n\n{note}"
 
 
 def conversion(contents: Sequence[Mapping[str, Any]]) -> str:

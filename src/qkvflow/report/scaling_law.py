@@ -167,9 +167,8 @@ def _fits(content: Mapping[str, Any]) -> Raw:
     return tag("section", *parts, tag("p", note, class_="note"), id="laws")
 
 
-def _needs(content: Mapping[str, Any]) -> Raw | None:
-    if not content.get("needs"):
-        return None
+def needs_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]], str]:
+    """Heads, a row for each size of the reference that a model is to reach, and what it means."""
     rows = []
     for each in content["needs"]:
         cells = [each["label"], str(each["repeats"]), numbers.loss(each["loss"])]
@@ -189,5 +188,12 @@ def _needs(content: Mapping[str, Any]) -> Raw | None:
         f"{reference}, on the largest number of tokens. Beyond the runs: how far outside their "
         "sizes that is."
     )
-    parts = tag("h2", f"To reach {reference}"), table(heads, rows)
+    return heads, rows, note
+
+
+def _needs(content: Mapping[str, Any]) -> Raw | None:
+    if not content.get("needs"):
+        return None
+    heads, rows, note = needs_table(content)
+    parts = tag("h2", f"To reach {content['reference']}"), table(heads, rows)
     return tag("section", *parts, tag("p", note, class_="note"), id="needs")
