@@ -182,11 +182,43 @@ def test_runs(
         ([*taught, *options(data, tmp_path / "y", "--train.consistency", "1")], "consistency"),
         ([*taught, *options(data, tmp_path / "z", "--distill.temperature", "0")], "temperature"),
         (["finetune", str(student), *options(data, tmp_path / "w", "--control", str(out))], "too"),
+        (["finetune", str(student), *options(data, tmp_path / "v", "--control", "train")], "too"),
     ):
         assert main(wrong) == 2
         err = capsys.readouterr().err
         assert word in err
         assert err.count("\n") == 1
+
+
+def test_the_control_is_trained_beside(
+    taught: list[str],
+    runs: tuple[Path, Path],
+    data: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    """What `--control train` makes first is the run that was made by hand, with its weights."""
+    out, beside = tmp_path / "out", tmp_path / "out-control"
+    command = [*taught, *options(data, out, "--control", "train")]
+    assert main(command) == 0
+    assert weights_hash(load(beside).model) == weights_hash(load(runs[0]).model)
+    found, by_hand = (
+        json.loads((each / "finetune.json").read_text())["distillation"] for each in (out, runs[1])
+    )
+    assert found == {**by_hand, "control": str(beside)}
+    assert found["teacher_trained"] != found["teacher_loss"]
+    # One that is there is kept, one that has not ended is to be resumed, another length refused.
+    shutil.rmtree(out)
+    before = (beside / "record.json").stat().st_mtime_ns
+    assert main(command) == 0
+    assert (beside / "record.json").stat().st_mtime_ns == before
+    shutil.rmtree(out)
+    capsys.readouterr()
+    assert main([*command, "--steps", "7"]) == 2
+    assert "out-control has other tokens" in capsys.readouterr().err
+    (beside / "record.json").unlink()
+    assert main(command) == 2
+    assert f"continue it with 'qkvflow resume {beside}'" in capsys.readouterr().err
 
 
 def test_divided_over_devices(

@@ -45,7 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--control",
         metavar="DIR",
-        help="the teacher's own fine-tuned run, equally long, to stand beside this one",
+        help="the teacher's own fine-tuned run, equally long, to stand beside this one; train: "
+        "make it first, in OUT-control",
     )
     add_checkpoint_option(parser)
     own = ("train.", "optim.", "track.")

@@ -19,11 +19,13 @@ from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.load import Trained, load
 from qkvflow.runs.sections import DistillConfig
 from qkvflow.runs.weights import weights_hash
-from qkvflow.training.reporter import Reporter
+from qkvflow.training.reporter import Reporter, SilentReporter
 from qkvflow.training.run import train
 from qkvflow.training.step import model_key
 
 FINDINGS, REQUEST = "finetune.json", ".finetune.json"
+TRAIN = "train"
+"""The control that is still to be made."""
 
 
 def finetune(
@@ -43,15 +45,20 @@ def finetune(
 
     `overrides` are sections of the configuration, on top of the pretrained run's own; `mesh` says
     how devices are used, as in `train`. Where there is a teacher (`distill.teacher`), `control` is
-    its own fine-tuned run on the same data, equally long, for the findings.
+    its own fine-tuned run on the same data, equally long, for the findings; `train` makes it first,
+    in `OUT-control`, if it is not there.
     """
     base, out = load(base_path, step=step), Path(out)
     config = finetune_config(base, Path(base_path), adaptation, data, data_dir, overrides or {})
     key = model_key(config.train.seed)
     start = adapted_model(base, config.model.config, adaptation, key=key)
     request = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
+    own = None
+    if control == TRAIN:
+        control = out.with_name(f"{out.name}-control")
+        own = _options_of_control(control, config, overrides or {})
     if control is not None:
-        check_control(Path(control), config)
+        check_control(Path(control), config, own)
         request["control"] = str(control)
 
     def begin() -> None:
@@ -60,6 +67,19 @@ def finetune(
             write_whole(out / REQUEST, to_json(request, 1) + "\n")
 
     hosts.on_rank0(begin)
+    if own is not None and control is not None and (teacher := config.distill.teacher) is not None:
+        reporter = reporter or SilentReporter()
+        reporter.note(f"first the control: {teacher} trained on, in {control}")
+        finetune(
+            teacher,
+            control,
+            adaptation=Adaptation(),
+            data=data,
+            data_dir=data_dir,
+            overrides=own,
+            reporter=reporter,
+            mesh=mesh,
+        )
     return train(config, out, reporter=reporter, mesh=mesh, start=start)
 
 
@@ -101,22 +121,40 @@ def finetune_config(
     )
 
 
-def check_control(control: Path, config: RunConfig) -> None:
-    """Refuse a control that is not the teacher, fine-tuned on the same text for as many tokens."""
-    if config.distill.teacher is None:
+def _options_of_control(
+    control: Path, config: RunConfig, overrides: dict[str, Any]
+) -> dict[str, Any] | None:
+    """What the teacher is fine-tuned with: as much as this run, and what was asked of it. None if
+    that has been done."""
+    if (rundir.read_record(control) or {}).get("status") == "finished":
+        return None
+    as_much = {"steps": config.train.steps, "batch_size": config.train.batch_size}
+    others = {name: each for name, each in overrides.items() if name != "distill"}
+    return {**others, "train": {**overrides.get("train", {}), **as_much}}
+
+
+def check_control(control: Path, config: RunConfig, own: dict[str, Any] | None = None) -> None:
+    """Refuse a control that is not the teacher, fine-tuned on the same text for as many tokens.
+
+    `own` are the options of one that is still to be made.
+    """
+    if (teacher := config.distill.teacher) is None:
         raise UserError("--control is the teacher's own fine-tuned run; give --teacher too")
-    other = make_config(rundir.read_run_config(control))
-    expected = (
-        weights_hash(load(config.distill.teacher).model),
-        config.data.spec,
-        config.tokens_per_step * config.train.steps,
+    base = load(teacher)
+    if own is None:
+        other = make_config(rundir.read_run_config(control))
+    else:
+        told = config.data.spec, config.data.dir
+        other = finetune_config(base, Path(teacher), Adaptation(), *told, own)
+    found, expected = (
+        (start, each.data.spec, each.tokens_per_step * each.train.steps)
+        for start, each in ((other.train.start, other), (weights_hash(base.model), config))
     )
-    found = (other.train.start, other.data.spec, other.tokens_per_step * other.train.steps)
     for what, want, have in zip(("first weights", "text", "tokens"), expected, found, strict=True):
         if want != have:
             raise UserError(
                 f"--control {control} has other {what} than this run and its teacher; make it with "
-                f"'qkvflow finetune {config.distill.teacher}' and the same options"
+                f"'qkvflow finetune {teacher}' and the same options"
             )
 
 
