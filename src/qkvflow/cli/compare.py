@@ -36,10 +36,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out", required=True, metavar="DIR", help="the directory of this comparison"
     )
     plan = parser.add_argument_group("the plan")
-    plan.add_argument("--preset", metavar="NAME", help="quick, time-indexed, ablation or ssm-state")
+    plan.add_argument(
+        "--preset", metavar="NAME", help="quick, time-indexed, ablation, looped or ssm-state"
+    )
     plan.add_argument("--config", metavar="FILE", help="a plan.yaml; options go on top of it")
     plan.add_argument(
-        "--models", action="append", metavar="A,B,...", help="the models (default: those of quick)"
+        "--models",
+        action="append",
+        metavar="A,B,...",
+        help="the models (default: those of time-indexed)",
     )
     plan.add_argument("--seeds", metavar="N|A,B,...", help="how many seeds, or which (default 3)")
     for kind, (metavar, text) in _BUDGETS.items():
