@@ -72,7 +72,7 @@ def test_presets_are_plans_and_survive_yaml(name: str):
 
 def test_quick_has_a_recipe_for_each_model_and_the_controls_of_its_questions():
     plan = make_plan(preset("quick"))
-    controls = {"standard", "standard-narrow", "shared", "frozen-time", "gated-euler"}
+    controls = {"standard", "shared", "frozen-time", "gated-euler"}
     assert controls <= set(plan.labels)
     asked = {label for question in plan.questions for label in (question.a, question.b)}
     assert controls <= asked <= set(plan.labels)
