@@ -10,7 +10,7 @@ from comparisons import small_plan
 from qkvflow.errors import UserError
 from qkvflow.experiment.matching import TOLERANCE, match, measure
 from qkvflow.experiment.plan import make_plan
-from qkvflow.experiment.presets import preset
+from qkvflow.experiment.presets import DEFAULT_MODELS, preset
 from qkvflow.experiment.resolve import shapes
 from qkvflow.lm import build_config
 from qkvflow.zoo import ModelConfig, configure, entry
@@ -74,7 +74,7 @@ def test_the_impossible_is_refused(target: float):
 
 
 def test_standard_narrow_has_the_parameters_of_the_shared_model():
-    plan = make_plan(preset("quick"))
+    plan = make_plan({**preset("quick"), "models": list(DEFAULT_MODELS), "questions": []})
     entries = {entry.label: entry for entry in shapes(plan, 256)}
     narrow, shared = entries["standard-narrow"], entries["time-indexed-mlp"]
     assert abs(narrow.block_parameters / shared.block_parameters - 1) <= TOLERANCE
