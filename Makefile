@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= auto
 # A file's tests stay together: what they share is made once. In the order of their names, because
 # files with few tests are often those that take long.
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Independent implementations that tests and benchmarks compare with; the library needs none.
 PEERS := transformers==5.22.2 statsmodels==0.15.0
 
