@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 WORKERS ?= auto
-# A file's tests stay together: what they share is made once. In the order of their names, because
-# files with few tests are often those that take long.
+# Tests of a file mostly stay together, so that what they share is made once; a worker that has
+# nothing left takes over from another's end.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist worksteal
 # Independent implementations that tests and benchmarks compare with; the library needs none.
 PEERS := transformers==5.22.2 statsmodels==0.15.0
