@@ -135,6 +135,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         # Twelve layers are passed by all but deq, which passes as many as it takes.
         "models": [
             "standard=standard:num_steps=12",
+            "standard-llama=standard-llama:num_steps=12",  # The block of most of the others.
             "shared=shared:num_steps=12",
             "cycle",
             "huginn=huginn:num_steps=2",
