@@ -75,7 +75,9 @@ def _ngrams(report: Report, number: int) -> list[str]:
     sizes = (group.data.get("splits") or {}).get("train") or {}
     for seen in (False, True):
         own = [b for b in group.baselines if b.order is not None and b.seen is seen]
-        known = [b for b in own if b.losses[report.metric] is not None]
+        # Of merged studies with equal counts, once.
+        unique = {b.order: b for b in own if b.losses[report.metric] is not None}
+        known = list(unique.values())
         if known:
             part = known[0].name.partition(" (")[2].rstrip(")")
             counted = f"the {part}" if part else f"all {numbers.short(sizes.get('tokens'))} tokens"
