@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -260,12 +258,9 @@ def test_broken_side_files_are_named(study: Path, no_figures: None):
     (study / "baselines.json").write_text("[1]")
     (study / "plan.yaml").write_text("a: [1")
     said = texts(build_report([study]))
-    for name in (
-        "speed.json cannot be read",
-        "baselines.json is no object",
-        "plan.yaml cannot be read",
-    ):
-        assert name in said
+    assert "speed.json cannot be read" in said
+    assert "baselines.json is no object" in said
+    assert "plan.yaml cannot be read" in said
 
 
 def test_questions_without_a_model_stay_open(study: Path, no_figures: None):
@@ -345,25 +340,6 @@ def test_reports_are_reproducible(study: Path, no_figures: None):
     before = [path.read_bytes() for path in (paths.html, paths.csv, paths.tex)]
     paths = build_report([study])
     assert [path.read_bytes() for path in (paths.html, paths.csv, paths.tex)] == before
-
-
-def test_without_matplotlib_everything_else_is_written(study: Path):
-    """In a process of its own, in which importing matplotlib fails."""
-    experiment(study, models=FEW)
-    code = (
-        "import sys; sys.modules['matplotlib'] = None\n"
-        "from qkvflow.cli import main\n"
-        f"sys.exit(main(['report', {str(study)!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "pip install 'qkvflow[figures]'" in done.stdout
-    shown = re.sub(r"\s+", " ", done.stdout)
-    for row in csv.DictReader(io.StringIO((study / "results.csv").read_text())):
-        assert f"{float(row['nats_per_token']):.4f}" in shown
-    assert "need matplotlib" in (study / "report.html").read_text("utf-8")
-    assert (study / "results_table.tex").exists()
-    assert not (study / "figures").exists()
 
 
 def timed(study: Path, rounds: dict[str, list[float]]) -> ReportPaths:

@@ -1,9 +1,12 @@
-"""Numbers, colours, LaTeX and escaping."""
+"""Numbers, colours, LaTeX and escaping; and what is written without matplotlib."""
 
+import csv
+import io
 import itertools
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +201,22 @@ def test_train_curves_are_averaged_to_few_points():
     assert len(found.step) <= MOST_BINS
     assert found.width == 9
     assert abs(found.mean - 0.5).max() < 0.1
+
+
+def test_without_matplotlib_everything_else_is_written(study: Path):
+    """In a process of its own, in which importing matplotlib fails."""
+    experiment(study, models={name: MODELS[name] for name in ("standard", "tong", "shared")})
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "from qkvflow.cli import main\n"
+        f"sys.exit(main(['report', {str(study)!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'qkvflow[figures]'" in done.stdout
+    shown = re.sub(r"\s+", " ", done.stdout)
+    for row in csv.DictReader(io.StringIO((study / "results.csv").read_text())):
+        assert f"{float(row['nats_per_token']):.4f}" in shown
+    assert "need matplotlib" in (study / "report.html").read_text("utf-8")
+    assert (study / "results_table.tex").exists()
+    assert not (study / "figures").exists()
