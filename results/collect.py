@@ -109,14 +109,15 @@ def _thinned(run: Path) -> str:
 
 
 def _copy_plan(source: Path, out: Path, name: str) -> None:
-    """With its command as it would be given at the root of the repository."""
+    """With its command as it would be given at the root of the repository: a file that it named is
+    what the plan has kept of it."""
     plan = yaml.safe_load(source.read_text("utf-8"))
     words = shlex.split(plan.get("command") or "")
     for place, word in enumerate(words):
         if place and words[place - 1] == "--out":
             words[place] = f"runs/{name}"
         elif word.endswith(".yaml"):
-            words[place] = f"configs/{Path(word).name}"
+            words[place] = f"results/{name}/{out.name}"
     plan["command"] = shlex.join(words)
     out.write_text(yaml.safe_dump(plan, sort_keys=False, allow_unicode=True), "utf-8")
 

@@ -26,10 +26,10 @@ from qkvflow.report.content import Report
 from qkvflow.report.figures import printed
 from qkvflow.report.scaling_law import figures as law_figures
 from qkvflow.statistics.scaling_law import fitted
+from results.collect import PLANS
 
 BLOCK = re.compile(r"(<!-- results: (?P<words>[^>]+?) -->)(?P<text>.*?)(<!-- end -->)", re.DOTALL)
 FIGURE = re.compile(r"\]\((?P<path>(?:docs/)?figures/(?P<name>[a-z0-9+-]+)_(?P<figure>\w+)\.png)\)")
-PLANS = ("plan.yaml", "grid.yaml", "study.yaml")
 NO_RECORDS = "<!-- no records -->"
 """What follows it on a page is older than its records, and is not checked."""
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?!\.?\d)")

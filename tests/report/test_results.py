@@ -83,7 +83,7 @@ def test_a_page_that_was_rebuilt_is_right_and_stays(made: Path):
     mean = np.mean([run.content["losses"]["test"]["nats"] for run in tong])
     assert f"| tong | {mean:.4f} |" in text
     assert f"The best has <!-- results: study value loss tong -->{mean:.4f}<!-- end -->," in text
-    assert "--config configs/quick.yaml --out runs/study\n```" in text.replace(" \\\n   ", "")
+    assert "--config results/study/plan.yaml --out runs/study\n```" in text.replace(" \\\n   ", "")
     # Every question of the plan has its answer, with interval and p.
     answers = [line for line in text.splitlines() if line.startswith("- Is it time-indexing")]
     assert len(answers) == 2
