@@ -15,12 +15,14 @@ from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.generation import (
     Session,
     cache_bytes,
+    decoding,
     generate,
     generate_speculative,
     make_sampler,
     sample_text,
     stream,
 )
+from qkvflow.generation.caches import slot_sizes
 from qkvflow.generation.decoding import prefill, steps
 from qkvflow.generation.prompts import Window, groups
 from qkvflow.generation.recompute import recompute
@@ -181,6 +183,35 @@ def test_state_space_memory_is_constant_in_length():
     mamba, standard = tiny("mamba"), tiny("standard")
     assert cache_bytes(mamba, 2, 10) == cache_bytes(mamba, 2, 10_000)
     assert cache_bytes(standard, 2, 20) == 2 * cache_bytes(standard, 2, 10)
+
+
+@pytest.mark.parametrize("name", ["standard", "time-indexed-selective-ssm"])
+def test_caches_that_grow_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Also where a part ends just before they are full, and after the window has moved."""
+    model, prompts = tiny(name), [prompt_of(5), prompt_of(7)]
+    options: dict[str, Any] = {"num_tokens": 34, "window": True}
+    wanted = generate(model, prompts, **options)
+    asked: list[int] = []
+
+    def sizes(model: LanguageModel, batch: int, length: int) -> list[int]:
+        asked.append(length)
+        return [6, 7, 12, length]
+
+    monkeypatch.setattr(decoding, "slot_sizes", sizes)
+    assert generate(model, prompts, **options) == wanted
+    assert asked == [model.context]
+    streamed = stream(model, prompts[0], group=3, **options)
+    assert [token for part in streamed for token in part] == wanted[0]
+
+
+def test_caches_grow_where_they_are_more_to_read_than_the_weights():
+    model = tiny("standard").precomputed()
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    slot = cache_bytes(model, 1, 1)
+    assert slot_sizes(model, 1, 200) == [200]
+    assert slot_sizes(model, weights // (200 * slot), 1000) == [256, 512, 1000]
+    assert slot_sizes(model, weights // slot, 1000) == [128, 256, 512, 1000]
+    assert slot_sizes(tiny("mamba").precomputed(), 1000, 1000) == [1000]
 
 
 def test_new_weights_compile_nothing_again():

@@ -8,11 +8,15 @@ of the whole past, constant in the length, that can only be returned to by a cop
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from qkvflow.distributed.memory import check_fits
 from qkvflow.lm import LanguageModel
+
+_LEAST_SLOTS = 128
 
 
 def positional(model: LanguageModel) -> Any:
@@ -49,9 +53,39 @@ def unstack(caches: Any, num_steps: int) -> list[Any]:
     return [jax.tree.map(lambda leaf, i=i: leaf[i], caches) for i in range(num_steps)]
 
 
-def stack(caches: list[Any]) -> Any:
-    """What `unstack` took apart."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *caches)
+def unstack_segments(model: LanguageModel, caches: tuple[Any, ...]) -> list[list[Any]]:
+    """The caches of every segment as lists over depth."""
+    return [
+        unstack(each, part.num_steps) for each, part in zip(caches, model.segments, strict=True)
+    ]
+
+
+def lengthen(model: LanguageModel, caches: Any, batch: int, length: int) -> Any:
+    """Caches, stacked or in lists, with empty slots at the end, for `length` tokens in all."""
+    made = jax.eval_shape(lambda: model.init_caches(batch, length))
+    if isinstance(caches, list):
+        made = jax.eval_shape(lambda each: unstack_segments(model, each), made)
+
+    def pad(old: Array, new: Any) -> Array:
+        sizes = zip(old.shape, new.shape, strict=True)
+        return jnp.pad(old, [(0, there - here) for here, there in sizes])
+
+    return jax.tree.map(pad, caches, made)
+
+
+def slot_sizes(model: LanguageModel, batch: int, length: int) -> list[int]:
+    """How long caches for `length` tokens in the end are on their way: twice as long each time.
+    The model is precomputed.
+
+    Empty slots cost as much as full ones, another length a compilation: the first one is where
+    reading the caches takes as long as reading the weights.
+    """
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    slot = cache_bytes(model, batch, 2) - cache_bytes(model, batch, 1)
+    sizes = [_LEAST_SLOTS]
+    while sizes[-1] < length:
+        sizes.append(2 * sizes[-1])
+    return [each for each in sizes if each * slot > weights and each < length] + [length]
 
 
 def cache_bytes(model: LanguageModel, batch: int, length: int) -> int:

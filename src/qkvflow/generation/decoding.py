@@ -12,6 +12,7 @@ weights are being trained.
 """
 
 import abc
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from qkvflow.generation.caches import check_caches, stack, unstack
+from qkvflow.generation.caches import (
+    check_caches,
+    lengthen,
+    slot_sizes,
+    unstack,
+    unstack_segments,
+)
 from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
@@ -65,17 +72,11 @@ class FullDepth(AbstractDecoder):
         return model.logits(x), caches, depths, jnp.int32(model.num_steps)
 
 
-class Apart:
-    """As `FullDepth`, with the weights of every step, and its caches, in arrays of their own."""
+class Apart(AbstractDecoder):
+    """As `FullDepth`, with the weights and caches of every step in arrays of their own: from
+    arrays over all depths XLA copies each step's part for every token."""
 
-    def __init__(self, model: LanguageModel):
-        # Without the barrier XLA takes the slices into the loop and copies for every token.
-        self.blocks = jax.lax.optimization_barrier(
-            [
-                list(zip(*(unstack(each, part.num_steps) for each in part.stacks()), strict=True))
-                for part in model.segments
-            ]
-        )
+    blocks: list[list[Any]]
 
     def __call__(
         self,
@@ -139,6 +140,14 @@ def put(row: Array, values: Array, position: Int[Array, ""]) -> Array:
 
 
 precompute = eqx.filter_jit(lambda model: model.precomputed())
+take_apart = eqx.filter_jit(
+    lambda model: Apart(
+        [
+            list(zip(*(unstack(each, part.num_steps) for each in part.stacks()), strict=True))
+            for part in model.segments
+        ]
+    )
+)
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -170,24 +179,27 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
     """
     model, job, offset, count = fixed
     last = run.position + count
-    # All depths in one array mean a copy of every step's weights and caches for every token.
-    apart = Apart(model) if isinstance(job.decoder, FullDepth) else None
-    if apart is not None:
-        parts = zip(run.caches, model.segments, strict=True)
-        run = run._replace(caches=[unstack(each, part.num_steps) for each, part in parts])
 
     def body(run: Run) -> Run:
         tokens, depths, caches, position, work = run
         newest = jax.lax.dynamic_slice_in_dim(tokens, position - 1, 1, axis=1)
         start = position - 1 - offset
-        logits, caches, used, made = (job.decoder if apart is None else apart)(
-            model, newest, caches, start, position <= job.lengths
-        )
+        given = position <= job.lengths
+        logits, caches, used, made = job.decoder(model, newest, caches, start, given)
         tokens = put(tokens, job.choose(tokens, logits, position), position)
         return Run(tokens, put(depths, used, position), caches, position + 1, work + made)
 
-    run = jax.lax.while_loop(lambda run: run.position < last, body, run)
-    return run if apart is None else run._replace(caches=tuple(map(stack, run.caches)))
+    return jax.lax.while_loop(lambda run: run.position < last, body, run)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def arrange(fixed: tuple[LanguageModel, Job], run: Run, length: int) -> Run:
+    """The run with caches for `length` tokens or more, apart if its decoder is."""
+    model, job = fixed
+    caches, apart = run.caches, isinstance(job.decoder, Apart)
+    if apart and not isinstance(caches, list):
+        caches = unstack_segments(model, caches)
+    return run._replace(caches=lengthen(model, caches, run.tokens.shape[0], length))
 
 
 class Request(NamedTuple):
@@ -266,9 +278,16 @@ def run_group(
         yield from _without_caches(model, texts, group, request)
         return
     start, lengths, ends, job = lay_out(texts, group, request)
+    if isinstance(job.decoder, FullDepth):
+        job = dataclasses.replace(job, decoder=take_apart(model))
     span = Window(model, request.window, start.shape[1])
     check_caches(model, start.shape[0], span.length)
-    done, run = first_length(lengths, request.few_shapes), None
+    sizes = slot_sizes(model, start.shape[0], span.length)
+    done, run, slots = first_length(lengths, request.few_shapes), None, 0
+
+    def slots_for(seen: int) -> int:
+        return next((each for each in sizes if each >= seen), span.length)
+
     tokens, depths = jnp.asarray(start), jnp.zeros(start.shape, jnp.int32)
     while done < ends.max():
         offset = span.offset(done)
@@ -276,11 +295,16 @@ def run_group(
             if run is not None:
                 tokens, depths = run.tokens, run.depths
             fixed = (model, job, jnp.int32(offset))
-            run = prefill(fixed, tokens, depths, done - offset, span.length)
+            slots = slots_for(done - offset + request.at_a_time)
+            run = prefill(fixed, tokens, depths, done - offset, slots)
+            run = arrange((model, job), run, slots)
             made, before = 1, -model.num_steps
         else:
             before = int(run.steps)
             made = min(request.at_a_time, int(ends.max()) - done, span.end(done) - done)
+            if done - offset + made - 1 > slots:
+                slots = slots_for(done - offset + made)
+                run = arrange((model, job), run, slots)
             run = steps((model, job, jnp.int32(offset), jnp.int32(made)), run)
         yield Part(
             _new(run.tokens, done, made, lengths, ends),

@@ -77,7 +77,7 @@ class Window:
         self.block = max(1, model.context // 2)
         limited = sliding or model.positions is not None
         self.length = min(total, model.context) if limited else total
-        """Slots in the caches."""
+        """Slots in the caches, when all tokens are there."""
 
     def offset(self, seen: int) -> int:
         """The first token that the prediction after `seen` tokens looks at."""
