@@ -12,7 +12,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-_PRELOADED = ("matplotlib.figure", "matplotlib.backends.backend_agg", "diffrax", "orbax.checkpoint")
+_PRELOADED = (
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "diffrax", "orbax.checkpoint"),
+    *("lm_eval.tasks", "lm_eval.evaluator", "optuna", "tensorboardX"),
+)
 _MOST_DATA, _MOST_FILE = 6 << 30, 256 << 20
 """What a call may allocate, and write into one file."""
 
@@ -26,6 +29,10 @@ def prepare(folder: Path) -> None:
     os.environ.update({"WANDB_MODE": "disabled", "JAX_PLATFORMS": "cpu", "COLUMNS": "100"})
     os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     os.environ.setdefault("QKVFLOW_CACHE", str(folder / "cache"))
+    # What one call has compiled no other compiles again, however small it is.
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder / "xla"))
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     (folder / "home").mkdir()
     package = importlib.import_module("qkvflow")
     for found in pkgutil.walk_packages(package.__path__, "qkvflow."):

@@ -32,6 +32,8 @@ class Child:
     pid: int
     begun: float
     asked: float | None = None
+    seconds: float = 0.0
+    """Of processor time, when it is over."""
 
     @property
     def errors(self) -> Path:
@@ -70,7 +72,10 @@ def make_material(folder: Path, run: Path | None) -> None:
             shutil.copytree(run, place)
     run, adapted = folder / "run", folder.parent / "adapted"
     lora = f"finetune {run} --data {corpus} --steps 2 --method lora --quiet --batch-size 2"
-    calls: list[tuple[str, ...]] = [("export", str(run), "--to", str(folder / "export"))]
+    calls: list[tuple[str, ...]] = [
+        ("export", str(run), "--to", str(folder / "export")),
+        ("export", str(run), "--to", str(folder / "pretrained"), "--format", "hf"),
+    ]
     if seeds[1].exists():
         calls.append((*lora.split(), "--out", str(adapted)))
     _all_well(calls, folder)
@@ -98,10 +103,12 @@ class Tally:
 
     def __init__(self) -> None:
         self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self.seconds: collections.Counter[str] = collections.Counter()
         self.bad: list[str] = []
 
     def add(self, child: Child, outcome: Outcome) -> None:
         self.counts[child.call.verb, outcome.verdict] += 1
+        self.seconds.update({child.call.verb: child.seconds, "all": child.seconds})
         if outcome.verdict in BAD:
             notes = f" ({', '.join(child.call.notes)})" if child.call.notes else ""
             shown = shlex.join(word[:300] for word in child.call.words)
@@ -110,7 +117,8 @@ class Tally:
             print(self.bad[-1], flush=True)
 
     def table(self) -> str:
-        rows = [f"{'verb':12}{'calls':>7}" + "".join(f"{name:>11}" for name in GOOD + BAD)]
+        heads = "".join(f"{name:>11}" for name in GOOD + BAD)
+        rows = [f"{'verb':18}{'calls':>7}{heads}{'seconds':>11}"]
         for verb in [*sorted({verb for verb, _ in self.counts}), "all"]:
             counts = {
                 name: sum(
@@ -119,14 +127,14 @@ class Tally:
                 for name in GOOD + BAD
             }
             cells = "".join(f"{counts[name]:11}" for name in GOOD + BAD)
-            rows.append(f"{verb:12}{sum(counts.values()):7}{cells}")
+            rows.append(f"{verb:18}{sum(counts.values()):7}{cells}{self.seconds[verb]:11.1f}")
         return "\n".join(rows)
 
 
 def attend(child: Child, hang: float, keep: bool) -> tuple[Outcome, str] | None:
     """What came of a call and what it said, if it is over. One that shows steps is asked to stop,
     one that shows nothing for long is ended."""
-    pid, status = os.waitpid(child.pid, os.WNOHANG)
+    pid, status, usage = os.wait4(child.pid, os.WNOHANG)
     spent = time.monotonic() - child.begun
     late = False
     if pid == 0:
@@ -138,7 +146,8 @@ def attend(child: Child, hang: float, keep: bool) -> tuple[Outcome, str] | None:
             return None
         late = True
         os.killpg(child.pid, signal.SIGKILL)
-        _, status = os.waitpid(child.pid, 0)
+        _, status, usage = os.wait4(child.pid, 0)
+    child.seconds = usage.ru_utime + usage.ru_stime
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)  # What it has started itself.
     said = child.errors.read_text("utf-8", errors="replace") if child.errors.exists() else ""
@@ -175,7 +184,8 @@ def fuzz(args: argparse.Namespace, folder: Path) -> Tally:
                 children.remove(child)
                 tally.add(child, outcome)
                 if args.show or args.only is not None:
-                    print(f"{child.number} {outcome.verdict}: {said.strip()[-1000:]}")
+                    shown = f"{child.call.verb} {child.seconds:.1f} s: {said.strip()[-1000:]}"
+                    print(f"{child.number} {outcome.verdict}: {shown}")
         time.sleep(0.005)
     return tally
 

@@ -27,23 +27,36 @@ CALLS: dict[str, tuple[tuple[str, ...], ...]] = {
             "--out {out} --data {corpus} --models standard --dry-run TINY",
             "--out {out} --config {plan} --dry-run",
         ),
+        "tune": ("--out {out} --config {config} --search optim.lr=0.1,0.2 --workers 1",),
+        "scaling-law": (
+            "--out {out} --config {config} --widths 8,16 --depths 1,2 --tokens 64,128 --dry-run",
+        ),
+        "coordinate-check": ("--config {config} --widths 8,16 --updates 1",),
         "plan": ("--data {corpus} --mesh data=100000 TINY", "--config {config}"),
         "train": ("--out {out} --data {corpus} TINY", "--out {out} --config {config}"),
         "resume": ("{unfinished}", "{run}"),
         "launch": ("-n 2 -- models",),
+        "import": ("{pretrained} --out {out}", "{pretrained} --out {out} --context 4"),
+        "convert": (
+            "{run} --out {out} --field low-rank --rank 1 --max-tokens 16",
+            "{export} --out {out} --field gated --data {corpus} --max-tokens 16",
+        ),
         "finetune": ("{run} --out {out} --data {corpus} --method lora --steps 2 --batch-size 2",),
         "eval": ("{run} --max-tokens 16", "{export} --data {corpus}"),
         "lm-eval": ("{run} --tasks absent --include-path {out}",),
         "sweep-depth": ("{run} --num-steps 1 --schemes euler --max-tokens 16",),
         "generate": ("{run} --tokens 2 --prompt a", "{export} --tokens 2 --prompts {text}"),
-        "analyze": ("{run} --only weights", "{export} --out {out} --only spectra"),
+        "analyze": ("{run} --text a --only weights", "{export} --text a --out {out}"),
         "serve": ("{run} --port 0",),
         "report": ("{experiment} --out {out}",),
         "export": ("{run} --to {out}", "{run} --to {out} --adapter {adapter}"),
     }.items()
 }
 """Calls that work or come close; any other verb is called with what its parser asks for."""
-WEIGHTS = {"train": 6, "compare": 4, "plan": 1, "finetune": 3, "eval": 3, "generate": 3, "serve": 1}
+WEIGHTS = {
+    **{"train": 6, "compare": 4, "finetune": 3, "eval": 3, "generate": 3},
+    **{"plan": 1, "serve": 1, "tune": 1},
+}
 FIELDS = {
     f"{section}.{each.name}": str(each.type)
     for section, kind in {"model": ModelConfig, **SECTIONS}.items()
