@@ -54,8 +54,14 @@ CALLS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 """Calls that work or come close; any other verb is called with what its parser asks for."""
 WEIGHTS = {
-    **{"train": 6, "compare": 4, "finetune": 3, "eval": 3, "generate": 3},
-    **{"plan": 1, "serve": 1, "tune": 1},
+    "train": 6,
+    "compare": 4,
+    "finetune": 3,
+    "eval": 3,
+    "generate": 3,
+    "plan": 1,
+    "serve": 1,
+    "tune": 1,
 }
 FIELDS = {
     f"{section}.{each.name}": str(each.type)

@@ -8,6 +8,7 @@ import pytest
 
 from qkvflow.analysis import spectra
 from qkvflow.cli import main
+from qkvflow.distributed import memory
 from qkvflow.runs.load import load
 
 SHAPE = ["--model.d_model", "16", "--model.num_heads", "2", "--model.num_steps", "2"]
@@ -86,6 +87,32 @@ def test_mistakes_are_one_line(
     assert said.out == ""
     assert reason in said.err
     assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["lyapunov", "spectra", "trajectory", "weights"])
+def test_what_does_not_fit_is_refused_before_it_runs(
+    name: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
+    assert main(["analyze", str(run_dir), "--only", name, "--text", "flow"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"qkvflow: out of memory: the {name} analysis ")
+    assert " GB and there are 0.0 GB; give " in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_what_is_asked_for_decides_whether_it_fits(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """All exponents of 12 tokens carry 192 vectors through the flow, two exponents 10."""
+    words = ["--only", "lyapunov", "--text", "flow of time", "--out", str(tmp_path), "--exponents"]
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1 << 20)
+    assert main(["analyze", str(run_dir), *words, "all"]) == 2
+    assert not list(tmp_path.glob("*.npz"))
+    assert main(["analyze", str(run_dir), *words, "2"]) == 0
+    monkeypatch.undo()
+    assert main(["analyze", str(run_dir), *words, "all"]) == 0
 
 
 def test_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
 from qkvflow.cli import main
 from qkvflow.data import TokenArray
 from qkvflow.data.tokenizers import CharTokenizer
+from qkvflow.distributed import memory
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import evaluate
 from qkvflow.generation import generate
@@ -211,6 +212,26 @@ def test_mistakes(tasks: Path, exported: Path, capsys: pytest.CaptureFixture[str
         assert main(["lm-eval", str(exported), *words]) == 2
         err = capsys.readouterr().err
         assert said in err, err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("task", "what"),
+    [("choice", "a batch of 15 sequences"), ("generation", "generating 2 sequences")],
+)
+def test_what_does_not_fit_is_refused_before_it_runs(
+    task: str, what: str, tasks: Path, exported: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
+    words = ["--tasks", f"local_{task}", "--include-path", str(tasks), "--batch-size", "1000000000"]
+    assert main(["lm-eval", str(exported), *words]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"qkvflow: out of memory: {what} of ")
+    assert " GB and there are 0.0 GB; " in said
+    monkeypatch.undo()
+    # As many at once as there are take no more than that.
+    assert main(["lm-eval", str(exported), *words]) == 0
 
 
 def test_prefix_and_names():

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkvflow.distributed.memory import check_fits, tree_bytes
 from qkvflow.fields import LowRank, PerLayer
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import grid
@@ -59,6 +60,16 @@ def depths_of(model: LanguageModel, dense: int = DENSE) -> Float[np.ndarray, " d
     """
     interpolates = isinstance(model.field, PerLayer | LowRank)
     return grid(model.num_steps * (1 if interpolates else refinement(model.num_steps, dense)))
+
+
+def check_depths(
+    model: LanguageModel, ts: Float[np.ndarray, " depth"], what: str, doubles: int = 0
+) -> None:
+    """Refuse to make a model's weights at these depths if they do not fit into memory, together
+    with so many copies of them in double precision."""
+    stack = tree_bytes(lambda: model.field.stack(ts))
+    instead = "give fewer --num-steps, or take a machine with more"
+    check_fits(stack, f"{what} at {len(ts)} depths", instead, host=2 * doubles * stack)
 
 
 def refinement(num_steps: int, dense: int = DENSE) -> int:

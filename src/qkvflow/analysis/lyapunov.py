@@ -13,6 +13,7 @@ forgotten. Two token-level quantities stand beside them:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -24,6 +25,7 @@ from jaxtyping import Array, Float, Int
 from qkvflow.analysis.base import AbstractResult, Analysis, Subject
 from qkvflow.analysis.parts.exponents import Exponents, exponents, kaplan_yorke
 from qkvflow.analysis.parts.flow import DepthFlow, depth_flow, embedded, entering, in_steps
+from qkvflow.distributed.memory import check_fits, check_program, tree_bytes
 from qkvflow.lm import LanguageModel
 from qkvflow.zoo.registry import ANALYSES
 
@@ -84,10 +86,20 @@ def lyapunov(
     model = in_steps(model)
     seq = len(tokens)
     position = range(seq)[position]
-    flow = depth_flow(model, seq, given=entering(model, tokens))
-    x0 = embedded(model, tokens)
-    found = _exponents(flow, x0, k, jax.random.key(seed))
-    jacobian = np.asarray(_jacobian_rows(flow, x0, jnp.asarray(position)), np.float64)
+    what = f"the lyapunov analysis of {seq} tokens"
+    instead = "give a shorter --text, fewer --exponents or fewer --num-steps"
+    check = partial(check_program, what=what, instead=instead)
+    make = lambda: depth_flow(model, seq, given=entering(model, tokens))  # noqa: E731
+    check_fits(tree_bytes(make), what, instead)
+    flow, x0 = make(), embedded(model, tokens)
+    key, place = jax.random.key(seed), jnp.asarray(position)
+    # Its rows in double precision, and their squares.
+    host = 2 * 8 * x0.size * x0.shape[1]
+    check(_exponents, flow, x0, k, key)
+    check(_jacobian_rows, flow, x0, place, host=host)
+    check(_own_exponents, flow, x0, key)
+    found = _exponents(flow, x0, k, key)
+    jacobian = np.asarray(_jacobian_rows(flow, x0, place), np.float64)
     blocks = np.moveaxis(jacobian, 1, 0)
     return Lyapunov(
         np.asarray(found.values),
@@ -97,7 +109,7 @@ def lyapunov(
         position,
         np.sqrt(np.sum(blocks**2, axis=(1, 2)) / blocks.shape[-1]),
         np.linalg.norm(blocks, ord=2, axis=(1, 2)),
-        np.asarray(_own_exponents(flow, x0, jax.random.key(seed))),
+        np.asarray(_own_exponents(flow, x0, key)),
         np.asarray(tokens, np.int64),
     )
 

@@ -11,7 +11,14 @@ from typing import ClassVar
 import numpy as np
 from jaxtyping import Complex, Float
 
-from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of, own_depths
+from qkvflow.analysis.base import (
+    AbstractResult,
+    Analysis,
+    Subject,
+    check_depths,
+    depths_of,
+    own_depths,
+)
 from qkvflow.analysis.parts.circuits import Circuit, circuits_of
 from qkvflow.analysis.parts.trend import Trend, trend
 from qkvflow.lm import LanguageModel
@@ -58,6 +65,7 @@ def spectra(model: LanguageModel, ts: Float[np.ndarray, " depth"] | None = None)
     """At the depths `ts`: by default the model's grid, refined where the field is continuous."""
     ts = depths_of(model) if ts is None else np.asarray(ts, np.float32)
     own = own_depths(ts, model.num_steps)
+    check_depths(model, ts, "the spectra analysis", doubles=1)
     circuits = circuits_of(model.field.stack(ts))
     return Spectra(ts, {name: _spectrum(ts, own, each) for name, each in circuits.items()})
 

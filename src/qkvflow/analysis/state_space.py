@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject, check_depths, depths_of
 from qkvflow.analysis.parts.flow import in_steps
 from qkvflow.blocks import SSM, SelectiveSSM
 from qkvflow.blocks.base import Branch, Rows
+from qkvflow.distributed.memory import check_program
 from qkvflow.lm import LanguageModel
 from qkvflow.lm.accounting import block_at_end
 from qkvflow.schemes import AbstractStepScheme, stage_times
@@ -77,6 +78,7 @@ def state_space(
     model = in_steps(model)
     ts = depths_of(model) if ts is None else np.asarray(ts, np.float32)
     layers: dict[str, Memory] = {}
+    check_depths(model, ts, "the state-space analysis")
     blocks = model.field.stack(ts)
     logs = None
     for index, branch in enumerate(blocks.branches):
@@ -88,7 +90,15 @@ def state_space(
             layers[f"{name}, ssm"] = _memory(ts, -np.exp(log_a + log_delta))
         elif isinstance(mixer, SelectiveSSM):
             if logs is None:
-                logs = _selective(model, jnp.asarray(tokens, jnp.int32))
+                given = jnp.asarray(tokens, jnp.int32)
+                check_program(
+                    _selective,
+                    model,
+                    given,
+                    what=f"the state-space analysis of {len(tokens)} tokens",
+                    instead="give a shorter --text or fewer --num-steps",
+                )
+                logs = _selective(model, given)
             by_token = np.asarray(logs[index], np.float64)
             here = _memory(first_stages(model), np.median(by_token, axis=1))
             layers[f"{name}, selective-ssm"] = Memory(

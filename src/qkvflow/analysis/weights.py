@@ -21,7 +21,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from qkvflow.analysis.base import AbstractResult, Analysis, Subject, depths_of
+from qkvflow.analysis.base import AbstractResult, Analysis, Subject, check_depths, depths_of
 from qkvflow.fields import Gated
 from qkvflow.fields.gated import Gates
 from qkvflow.lm import LanguageModel
@@ -84,6 +84,7 @@ def weights_over_depth(
 ) -> WeightsOverDepth:
     """At the depths `ts`: by default the model's grid, refined where the field is continuous."""
     ts = depths_of(model) if ts is None else np.asarray(ts, np.float32)
+    check_depths(model, ts, "the weights analysis")
     return WeightsOverDepth(ts, {name: curve(ts, each) for name, each in _arrays(model.field, ts)})
 
 

@@ -1,7 +1,9 @@
-"""Whether a compiled program fits into the memory of its devices, asked before it runs."""
+"""Whether a program fits into the memory of its devices, asked before it runs."""
 
+from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 import jax
 
 from qkvflow.errors import OutOfMemory
@@ -22,16 +24,32 @@ def program_bytes(compiled: Any) -> int | None:
         return None
 
 
-def check_fits(needed: int | None, what: str, instead: str) -> None:
-    """Refuse a program that cannot fit, which the system would end without a word."""
-    device = jax.local_devices()[0]
+def tree_bytes(make: Callable[[], Any]) -> int:
+    """What the arrays would take that a function makes."""
+    leaves = jax.tree.leaves(eqx.filter_eval_shape(make))
+    shapes = [leaf for leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in shapes)
+
+
+def check_fits(needed: int | None, what: str, instead: str, *, host: int = 0) -> None:
+    """Refuse what cannot fit, which the system would end without a word. `host` is what the
+    machine holds beside its devices, which on a CPU is the same memory."""
+    device, machine = jax.local_devices()[0], memory_limit()
     most = (device.memory_stats() or {}).get("bytes_limit")
     if most is None and device.platform == "cpu":
-        most = memory_limit()
         # The devices of one machine share its memory.
-        most = most and most // len(jax.local_devices())
-    if needed is not None and most is not None and needed > most:
-        raise OutOfMemory(
-            f"out of memory: {what} takes {needed / 1e9:.1f} GB and there are {most / 1e9:.1f} GB; "
-            f"{instead}"
-        )
+        most = machine and machine // len(jax.local_devices())
+        needed, host = None if needed is None else needed + host, 0
+    for takes, there in ((needed, most), (host, machine)):
+        if takes is not None and there is not None and takes > there:
+            raise OutOfMemory(
+                f"out of memory: {what} takes {takes / 1e9:.1f} GB and there are "
+                f"{there / 1e9:.1f} GB; {instead}"
+            )
+
+
+def check_program(program: Any, *arguments: Any, what: str, instead: str, host: int = 0) -> None:
+    """Compile what `jax.jit` or `eqx.filter_jit` made, for these arguments, and refuse it if it
+    cannot fit. A call with such arguments does not compile it again."""
+    compiled = program.lower(*arguments).compile()
+    check_fits(program_bytes(getattr(compiled, "compiled", compiled)), what, instead, host=host)

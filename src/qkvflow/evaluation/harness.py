@@ -19,6 +19,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from qkvflow.data.tokenizers import Tokenizer
+from qkvflow.distributed.memory import check_program
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import evaluation_batch
 from qkvflow.generation.decoding import Request, precompute, run_group
@@ -48,6 +49,8 @@ class HarnessModel(TemplateLM):
         TemplateLM.__init__(self)
         self._model, self._tokenizer = model, tokenizer
         self._batch_size = batch_size or evaluation_batch(model.context, model.vocab_size)
+        self._fitting: set[tuple[int, ...]] = set()
+        """Shapes of batches that are known to fit into memory."""
 
     # What the harness's own tokenisation of pairs needs
 
@@ -120,15 +123,17 @@ class HarnessModel(TemplateLM):
             sequences.append(np.asarray([*before, *continuation][-(context + 1) :], np.int32))
         order = sorted(range(len(pairs)), key=lambda index: -len(sequences[index]))
         scores: list[Score] = [Score(0.0, True)] * len(pairs)
-        for first in range(0, len(order), self._batch_size):
-            members = order[first : first + self._batch_size]
+        rows = min(self._batch_size, len(pairs))  # Not more at once than there are.
+        for first in range(0, len(order), rows):
+            members = order[first : first + rows]
             longest = len(sequences[members[0]]) - 1
             length = min(round_up(max(longest, 1), LENGTH_STEP), context)
             # Causal models do not see the padding behind a text.
-            padded = np.zeros((self._batch_size, length + 1), np.int32)
+            padded = np.zeros((rows, length + 1), np.int32)
             for row, index in enumerate(members):
                 padded[row, : len(sequences[index])] = sequences[index]
             inputs, targets = jnp.asarray(padded[:, :-1]), jnp.asarray(padded[:, 1:])
+            self._check(inputs, targets)
             found = jax.device_get(_score(self._model, inputs, targets))
             for row, index in enumerate(members):
                 end = len(sequences[index]) - 1
@@ -136,6 +141,17 @@ class HarnessModel(TemplateLM):
                 total = float(found[0][row, own].astype(np.float64).sum())
                 scores[index] = Score(total, bool(found[1][row, own].all()))
         return scores
+
+    def _check(self, inputs: Array, targets: Array) -> None:
+        """Refuse a batch that does not fit into memory, before it is computed."""
+        if inputs.shape in self._fitting:
+            return
+        batch, length = inputs.shape
+        what = f"a batch of {batch} sequences of {length} tokens"
+        check_program(
+            _score, self._model, inputs, targets, what=what, instead="give a smaller --batch-size"
+        )
+        self._fitting.add(inputs.shape)
 
     def _continue(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
         """Text after each prompt, up to the first of the stop strings."""

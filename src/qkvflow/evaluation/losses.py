@@ -25,7 +25,7 @@ from qkvflow.data.batches import (
     window_mask,
 )
 from qkvflow.distributed import Layout, check_batch, hosts, one_device
-from qkvflow.distributed.memory import check_fits, program_bytes
+from qkvflow.distributed.memory import check_program
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, Work, token_losses, token_losses_and_work
 from qkvflow.schemes import AbstractSolver
@@ -242,12 +242,11 @@ class Evaluator:
 
     def prepare(self, params: Any) -> None:
         """Compile for these parameters; what does not fit into memory is refused before it runs."""
-        arguments = next(self._arguments(params, 0))
-        self._losses = self._losses.lower(*arguments).compile()
-        check_fits(
-            program_bytes(self._losses),
-            f"an evaluation at context {self._context}",
-            "use a shorter context or a smaller batch",
+        check_program(
+            self._losses,
+            *next(self._arguments(params, 0)),
+            what=f"an evaluation at context {self._context}",
+            instead="use a shorter context or a smaller batch",
         )
 
     def __call__(self, params: Any) -> Evaluation:

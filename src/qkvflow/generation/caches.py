@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from qkvflow.distributed.memory import check_fits
+from qkvflow.distributed.memory import check_fits, tree_bytes
 from qkvflow.lm import LanguageModel
 
 _LEAST_SLOTS = 128
@@ -90,8 +90,7 @@ def slot_sizes(model: LanguageModel, batch: int, length: int) -> list[int]:
 
 def cache_bytes(model: LanguageModel, batch: int, length: int) -> int:
     """The memory that a session's caches take."""
-    leaves = jax.tree.leaves(jax.eval_shape(lambda: model.init_caches(batch, length)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return tree_bytes(lambda: model.init_caches(batch, length))
 
 
 def check_caches(model: LanguageModel, batch: int, length: int) -> None:
