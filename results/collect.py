@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from qkvflow.digests import SEAL, sealed, was_altered
+from qkvflow.digests import SEAL, read_sealed, sealed
 from qkvflow.errors import UserError
 from qkvflow.records import altered_files, curve, read_record
 from qkvflow.runs.rundir import METRICS, RECORD, describe_growing
@@ -46,10 +46,7 @@ def collect(source: Path, name: str, root: Path = HERE) -> Path:
         for place, (run, label) in places.items():
             _copy_run(run, label, out / place, curves="scaling.json" not in files)
         for each in files:
-            content = json.loads((source / each).read_text("utf-8"))
-            if was_altered(content):
-                raise UserError(f"{source / each} was altered since it was written")
-            _write(out / each, content)
+            _write(out / each, read_sealed(source / each))
         for path in sorted(source.glob("seed-*/*/*/conversion.json")):
             seed, field, *_ = path.relative_to(source).parts
             content = json.loads(path.read_text("utf-8"))

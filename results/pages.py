@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from qkvflow.digests import was_altered
+from qkvflow.digests import read_sealed
 from qkvflow.errors import UserError, unknown
 from qkvflow.records import altered_files, collect, read_record
 from qkvflow.report import markdown
@@ -119,7 +119,7 @@ class Pages:
     def _law(self, names: str) -> dict[str, Any]:
         """`scaling.json`, its laws fitted again to its points, which have to be the runs'."""
         [directory] = self.directories(names)
-        content = json.loads((directory / "scaling.json").read_text("utf-8"))
+        content = read_sealed(directory / "scaling.json")
         ran = {}
         for path in directory.glob("runs/**/record.json"):
             run = read_record(path)
@@ -218,10 +218,7 @@ def _verdicts(report: Report, *pairs: str) -> str:
 
 def _tuning(pages: Pages, names: str, options: list[str]) -> str:
     files = [directory / "tuning.json" for directory in pages.directories(names)]
-    contents = [json.loads(path.read_text("utf-8")) for path in files]
-    if any(map(was_altered, contents)):
-        raise UserError("tuning.json was altered since it was written")
-    return markdown.tuning(contents)
+    return markdown.tuning(list(map(read_sealed, files)))
 
 
 def _conversion(pages: Pages, names: str, options: list[str]) -> str:

@@ -5,6 +5,7 @@ the hashes as well, so they say nothing of who made them.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from qkvflow.errors import UserError
 from qkvflow.files import to_json, write_json
 
 SEAL = "sha256"
@@ -71,6 +73,19 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 def write_sealed(path: Path, document: Mapping[str, Any]) -> None:
     """Replace a file by a JSON document that says its hash."""
     write_json(path, sealed(document))
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """What `write_sealed` wrote, or one line if it is not that any more."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or was_altered(content):
+        raise UserError(
+            f"{path} was altered since it was written; the command that made it makes it again"
+        )
+    return content
 
 
 def was_altered(document: Mapping[str, Any]) -> bool:

@@ -163,6 +163,8 @@ def test_layers_in_effect_are_what_runs():
     [
         ("cycle", {"layers_per_loop": 3}, {}, "divide"),
         ("looped", {"prelude": 2, "coda": 2}, {}, "divide"),
+        ("low-rank", {"prelude": 1}, {}, "choose --field looped"),
+        ("cycle", {"layers_per_loop": 1, "coda": 1}, {}, "choose --field looped"),
         ("looped", {}, {"scheme": "euler"}, "residual"),
         ("cycle", {}, {"composition": "parallel"}, "one after another"),
         ("gated", {"gate": "full"}, {}, "single elements"),

@@ -32,6 +32,7 @@ from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import load_config, read_yaml
 from qkvflow.runs.record import failed_record
 from qkvflow.runs.rundir import METRICS, RECORD, asked_to_stop, read_run_config
+from results.collect import collect
 
 STEPS, BEST = 40, 10**-2.5
 WIDTHS = {16: 0.3, 32: 0.0, 64: 0.2}
@@ -185,6 +186,38 @@ def test_killed_it_goes_on_to_the_same_results(text: Path, tmp_path: Path, whole
         run_search(content(text), search(), out, executor=ClosedForm(killed_after=after))
     with (out / "study.log").open("ab") as journal:
         journal.write(b'{"op_code":5,"worker')  # Half a line, as a killed process leaves.
+    run_search(content(text), search(), out, executor=ClosedForm())
+    assert result(out) == result(whole)
+
+
+def altered(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_an_altered_result_is_not_believed(text: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    asked = content(text), search(6), out
+    run_search(*asked, executor=ClosedForm())
+    before = result(out)
+    loss = before["trials"][0]["loss"]
+    altered(out / "tuning.json", f'"loss": {loss}', f'"loss": {loss / 2}')
+    for read in (build_tuning, lambda out: collect(out, "x", tmp_path / "results")):
+        with pytest.raises(UserError, match=r"tuning\.json was altered since it was written"):
+            read(out)
+    assert not (out / "tuning.html").exists()
+    run_search(*asked, executor=ClosedForm())
+    assert result(out) == before
+
+
+def test_an_altered_journal_is_not_believed(text: Path, tmp_path: Path, whole: Path):
+    out = tmp_path / "out"
+    run_search(content(text), search(), out, executor=ClosedForm())
+    altered(out / "study.log", '"values":[1.', '"values":[0.')
+    with pytest.raises(UserError, match=r"study\.log was altered in line \d+ .*; delete it and"):
+        run_search(content(text), search(), out, executor=ClosedForm())
+    (out / "study.log").unlink()
     run_search(content(text), search(), out, executor=ClosedForm())
     assert result(out) == result(whole)
 

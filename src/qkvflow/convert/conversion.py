@@ -124,6 +124,11 @@ def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
     size = model.horizon / model.num_steps
     changes = {"horizon": model.horizon, "num_layers": None, **conversion.options}
     changes["field"] = "cycle" if conversion.field == "looped" else conversion.field
+    if conversion.field != "looped" and {"prelude", "coda"} & conversion.options.keys():
+        raise UserError(
+            f"--prelude and --coda are own layers around a loop, and {conversion.field} is fitted "
+            "to all layers; leave them out, or choose --field looped"
+        )
     if conversion.field not in ("cycle", "looped"):
         return changes
     if shape.scheme not in ("residual", "euler") or shape.composition != "sequential":

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from qkvflow.compilation import use_compilation_cache
+from qkvflow.digests import write_sealed
 from qkvflow.errors import UserError, unknown
 from qkvflow.experiment.display import Display, SilentDisplay
 from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, make_executor, perform
@@ -21,7 +22,7 @@ from qkvflow.experiment.plan import check_seeds, difference
 from qkvflow.experiment.resolve import Entry, entry_of
 from qkvflow.experiment.specs import ModelSpec
 from qkvflow.experiment.units import Queue
-from qkvflow.files import write_json, write_whole
+from qkvflow.files import write_whole
 from qkvflow.lm import abstract, count_parameters
 from qkvflow.records import read_record
 from qkvflow.runs import rundir
@@ -223,7 +224,7 @@ def run_grid(
         )
         result = fitted(points_of(grid, cells), grid.reference)
         with rundir.writing(directory):
-            write_json(directory / RESULT, result)
+            write_sealed(directory / RESULT, result)
     return result
 
 

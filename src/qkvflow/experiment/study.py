@@ -1,28 +1,33 @@
 """A search with Optuna (extra `search`): trials are ordinary runs, on seeds that comparisons never
 use.
 
-A study lies in a directory: `study.log` is Optuna's journal, `trials/N/seed-S/` are the runs. What
-a trial tries depends on the sampler's seed, its number and the trials before it alone, and whether
-it is pruned on the losses that are written down, in their order: killed at any moment, the study
-goes on as if nothing had happened, and with one worker its results are the same bits.
+A study lies in a directory: `study.log` is Optuna's journal, `trials/N/seed-S/` are the runs and
+`trials/N/values.json` is what they try. What a trial tries depends on the sampler's seed, its
+number and the trials before it alone, and whether it is pruned on the losses that are written down,
+in their order: killed at any moment, the study goes on as if nothing had happened, and with one
+worker its results are the same bits.
 """
 
 import dataclasses
+import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qkvflow.digests import SEAL, read_sealed, sealed, was_altered, write_sealed
 from qkvflow.errors import UserError
 from qkvflow.experiment.search import Search, nested
 from qkvflow.experiment.units import AbstractSource, Unit
+from qkvflow.files import to_json
 from qkvflow.records import read_record
 from qkvflow.runs.rundir import METRICS, ask_to_stop, read_lines, writing
 
-JOURNAL = "study.log"
+JOURNAL, VALUES = "study.log", "values.json"
 _STARTING_TRIALS = 5
 """Random ones, and trials that are never pruned."""
 _NOT_PRUNED_BEFORE = 1 / 3
@@ -67,7 +72,7 @@ class Study(AbstractSource):
             )
         with writing(directory):
             directory.mkdir(parents=True, exist_ok=True)
-            storage = _storage(optuna, directory / JOURNAL)
+            storage = optuna.storages.JournalStorage(_Journal(directory / JOURNAL))
         self._study = optuna.create_study(
             storage=storage, study_name="search", load_if_exists=True, pruner=pruner
         )
@@ -97,6 +102,8 @@ class Study(AbstractSource):
                 n_startup_trials=_STARTING_TRIALS, seed=int(state[0])
             )
             self._begin(self._study.ask())
+            # Where its runs are done already, its loss is known before the next is asked for.
+            self.watch(running)
         handed, self._waiting = self._waiting, []
         return handed
 
@@ -116,7 +123,7 @@ class Study(AbstractSource):
         values = {space.key: space.suggest(trial) for space in self.search.spaces}
         if self._repeat(trial, values):
             return
-        place = self.directory / "trials" / f"{trial.number:04}"
+        place = self._place(trial.number, values)
         told = ", ".join(f"{key.partition('.')[2]} {_short(v)}" for key, v in values.items())
         try:
             units = [
@@ -129,6 +136,22 @@ class Study(AbstractSource):
             return
         self._open.append(_Trial(trial, units))
         self._waiting += [unit for unit in units if not unit.done]
+
+    def _place(self, number: int, values: dict[str, Any]) -> Path:
+        """The directory of a trial, without runs of other values: a journal that lost lines asks
+        for other trials than those that were run."""
+        place = self.directory / "trials" / f"{number:04}"
+        path = place / VALUES
+        if path.exists():
+            try:
+                if read_sealed(path)["values"] == json.loads(to_json(values)):
+                    return place
+            except (UserError, KeyError):
+                pass
+            shutil.rmtree(place)
+        with writing(self.directory):
+            write_sealed(path, {"values": values})
+        return place
 
     def _repeat(self, trial: Any, values: dict[str, Any]) -> bool:
         """What was tried already is not run again: it would be the same bits."""
@@ -271,24 +294,38 @@ def _losses(unit: Unit) -> list[float]:
     return found
 
 
-class _NoLock:
-    """The directory is locked already, and a lock of files would outlive a killed process."""
+class _Journal:
+    """Optuna's journal: a line of JSON for everything that happened, each with its hash. Nobody
+    else writes it, because the directory is locked."""
 
-    def acquire(self) -> bool:
-        return True
+    def __init__(self, path: Path) -> None:
+        self._path, self._places = path, [0]
+        path.touch()
+        # Half a line that a killed process left is cut off, before another is written behind it.
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
-    def release(self) -> None:
-        pass
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        with self._path.open("rb") as file:
+            file.seek(self._places[log_number_from])
+            for number, line in enumerate(file, start=log_number_from + 1):
+                self._places[number:] = [self._places[number - 1] + len(line)]
+                try:
+                    log = json.loads(line)
+                except (ValueError, RecursionError):
+                    log = None
+                if not isinstance(log, dict) or was_altered(log):
+                    raise UserError(
+                        f"{self._path} was altered in line {number} since it was written; delete "
+                        "it and start the same command again, which finds the runs that are done"
+                    )
+                yield {key: value for key, value in log.items() if key != SEAL}
 
-
-def _storage(optuna: Any, path: Path) -> Any:
-    """Optuna's journal: a line of JSON for everything that happened. Half a line that a killed
-    process left is cut off, before another is written behind it."""
-    if path.exists():
-        content = path.read_bytes()
-        os.truncate(path, content.rfind(b"\n") + 1)
-    journal = optuna.storages.journal
-    return optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=_NoLock()))
+    def append_logs(self, logs: Sequence[Mapping[str, Any]]) -> None:
+        lines = [json.dumps(sealed(log), separators=(",", ":")) + "\n" for log in logs]
+        with self._path.open("ab") as file:
+            file.write("".join(lines).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _short(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from qkvflow.compilation import use_compilation_cache
+from qkvflow.digests import write_sealed
 from qkvflow.errors import UserError
 from qkvflow.experiment.display import Display, SilentDisplay
 from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, make_executor, perform
@@ -23,7 +24,7 @@ from qkvflow.experiment.resolve import Entry, entry_of
 from qkvflow.experiment.search import Search, nested
 from qkvflow.experiment.study import Study
 from qkvflow.experiment.units import Queue, Unit
-from qkvflow.files import write_json, write_whole
+from qkvflow.files import write_whole
 from qkvflow.runs import rundir
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import read_yaml
@@ -82,7 +83,7 @@ def run_search(
         )
         result = study.describe()
         with rundir.writing(directory):
-            write_json(directory / RESULT, {**result, "evaluations": evaluations})
+            write_sealed(directory / RESULT, {**result, "evaluations": evaluations})
             write_whole(directory / BEST, _best(content, result))
     return result
 

@@ -1,13 +1,13 @@
 """The page of a scaling law from `scaling.json`: losses with the fitted curves, what a model needs
 to reach another's loss, and what the fits leave over."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qkvflow.digests import read_sealed
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import Figure, Plot, Series, page_data, values
 from qkvflow.report.charts.files import save
@@ -26,7 +26,7 @@ Points = Sequence[Mapping[str, Any]]
 def build_scaling(directory: str | Path) -> Path:
     """Write `scaling.html` and `figures/` beside `scaling.json`."""
     directory = Path(directory)
-    content = json.loads((directory / "scaling.json").read_text("utf-8"))
+    content = read_sealed(directory / "scaling.json")
     drawn = figures(content)
     page = document(
         f"{directory.name} – qkvflow scaling-law",

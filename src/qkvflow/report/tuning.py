@@ -1,10 +1,10 @@
 """The page of a search from `tuning.json`: history, importances and slices."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qkvflow.digests import read_sealed
 from qkvflow.report import numbers
 from qkvflow.report.charts.description import (
     Axis,
@@ -31,7 +31,7 @@ _LOSS = "validation loss, nats per token"
 def build_tuning(directory: str | Path) -> Path:
     """Write `tuning.html` and `figures/` beside `tuning.json`."""
     directory = Path(directory)
-    content = json.loads((directory / "tuning.json").read_text("utf-8"))
+    content = read_sealed(directory / "tuning.json")
     drawn = figures(content)
     page = document(
         f"{directory.name} – qkvflow tune",

@@ -138,8 +138,7 @@ class TrainConfig:
             raise unknown("train.trainable", self.trainable, TRAINABLE)
         if self.samples not in SAMPLES:
             raise unknown("train.samples", self.samples, SAMPLES)
-        if max(self.seed, self.batch_size) > 0x7FFFFFFF:
-            raise UserError("train.seed and train.batch_size must be below 2^31")
+        _below(self, "train", ("seed", "batch_size", "steps"))
         if self.batch_size % self.grad_accum:
             raise UserError(
                 f"train.batch_size {self.batch_size} is not divisible by train.grad_accum "
@@ -181,6 +180,7 @@ class OptimConfig:
             positive=("lr", "eps"),
             at_least_zero=("weight_decay", "max_grad_norm", "warmup", "min_lr_ratio"),
         )
+        _below(self, "optim", ("warmup",))
         registry.OPTIMISERS.check(self.name)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
@@ -248,6 +248,13 @@ SECTIONS: dict[str, type] = {
     "track": TrackConfig,
     "distill": DistillConfig,
 }
+
+
+def _below(section: Any, name: str, fields: tuple[str, ...]) -> None:
+    """Refuse what the compiled program has no room for: its whole numbers have 32 bits."""
+    for field in fields:
+        if getattr(section, field) >= 1 << 31:
+            raise UserError(f"{name}.{field} must be below 2^31, not {getattr(section, field)}")
 
 
 def _check(
