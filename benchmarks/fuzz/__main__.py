@@ -159,13 +159,13 @@ def attend(child: Child, hang: float, keep: bool) -> tuple[Outcome, str] | None:
     return outcome, said
 
 
-def fuzz(args: argparse.Namespace, folder: Path) -> Tally:
+def fuzz(args: argparse.Namespace, folder: Path, tally: Tally) -> None:
     prepare(folder)
     places = make_places(folder / "places")
     make_material(folder / "material", args.run)
     caller = Caller(args.seed, folder / "material", places, names())
     numbers = iter(range(args.calls) if args.only is None else [args.only])
-    tally, children, begin = Tally(), [], time.monotonic()
+    children, begin = [], time.monotonic()
     more = True
     while more or children:
         while more and len(children) < args.workers:
@@ -187,7 +187,6 @@ def fuzz(args: argparse.Namespace, folder: Path) -> Tally:
                     shown = f"{child.call.verb} {child.seconds:.1f} s: {said.strip()[-1000:]}"
                     print(f"{child.number} {outcome.verdict}: {shown}")
         time.sleep(0.005)
-    return tally
 
 
 def main() -> int:
@@ -204,9 +203,11 @@ def main() -> int:
     )
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="qkvflow-fuzz-"))
-    begin = time.monotonic()
+    begin, tally = time.monotonic(), Tally()
     try:
-        tally = fuzz(args, folder)
+        fuzz(args, folder, tally)
+    except KeyboardInterrupt:
+        print("interrupted; until then:")
     finally:
         if args.only is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -28,8 +28,8 @@ SMALL = (
     *("--model.context", "8", "--train.batch_size", "2", "--optim.warmup", "2"),
     *("--train.log_every", "2", "--train.steps_per_dispatch", "2", "--checkpoint.every", "4"),
 )
-ONE = ("--steps", "40", "--train.eval_every", "10", "--train.eval_tokens", "64", *SMALL)
-SEVERAL = ["--models", "standard,shared", "--seeds", "2", "--steps", "24", "--workers", "2"]
+ONE = ("--steps", "24", "--train.eval_every", "8", "--train.eval_tokens", "64", *SMALL)
+SEVERAL = ["--models", "standard,shared", "--seeds", "2", "--steps", "12", "--workers", "2"]
 SEVERAL += ["--evaluations", "2", "--speed-rounds", "0", "--no-samples", "--no-report", *SMALL]
 VERDICTS = ("survived", "refused", "lost", "believed")
 _ADVICE = (
@@ -119,7 +119,7 @@ class Storm:
         self.unfinished = self.folder / "unfinished"
         shutil.copytree(self.run, self.unfinished)
         (self.unfinished / "record.json").unlink()
-        shutil.rmtree(self.unfinished / "checkpoints/40")
+        shutil.rmtree(self.unfinished / "checkpoints/24")
         self.half = self.folder / "half"
         shutil.copytree(self.compared, self.half)
         for run in sorted((self.half / "runs").glob("*/*"))[::2]:
@@ -191,7 +191,8 @@ class Storm:
             deadline = time.monotonic() + moment
             while time.monotonic() < deadline and not _is_over(pid):
                 time.sleep(0.002)
-            below = children_of(pid) if worker else []
+            # Workers are forked by a process beside the call.
+            below = [w for each in children_of(pid) for w in children_of(each)] if worker else []
             target = self.rng.choice(below) if below else pid
             if not _is_over(target):
                 with contextlib.suppress(ProcessLookupError):

@@ -13,3 +13,22 @@ def use_compilation_cache() -> None:
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_dir("xla")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def mend_compilation_cache(message: str) -> str | None:
+    """If a warning is JAX's of its cache: what to say instead, after emptying the cache.
+
+    JAX never replaces an entry that it cannot read, such as half of one that a killed process or
+    a full disk left, and would warn of it at every start. A directory that was chosen for JAX
+    itself may hold programs of others, and is left alone.
+    """
+    if "persistent compilation cache entry" not in message:
+        return None
+    import jax
+
+    own, used = cache_dir("xla"), jax.config.values["jax_compilation_cache_dir"]
+    if str(own) != used:
+        return f"a compiled program in {used} cannot be read or written; it was compiled anew"
+    for path in own.glob("*-cache"):
+        path.unlink(missing_ok=True)
+    return f"a compiled program in {own} could not be read or written; all are compiled anew"

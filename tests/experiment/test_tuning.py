@@ -227,7 +227,7 @@ def test_two_workers_and_two_seeds(text: Path, tmp_path: Path):
         content(text), search(8, seeds=2), tmp_path / "out", executor=ClosedForm(workers=2)
     )
     assert len(found["trials"]) == 8
-    seeds = {path.name for path in (tmp_path / "out" / "trials" / "0000").iterdir()}
+    seeds = {path.name for path in (tmp_path / "out" / "trials" / "0000").glob("seed-*")}
     assert seeds == {"seed-1000001", "seed-1000002"}
 
 

@@ -62,6 +62,7 @@ def test_later_layers_win_and_yaml_numbers_are_numbers(tmp_path: Path):
         ([("optim.warmup", "2147483648")], "optim.warmup must be below 2^31"),
         ([("model.d_model", "30"), ("model.num_heads", "4")], "not divisible by num_heads"),
         ([("model.num_steps", "0")], "num_steps must be positive"),
+        ([("model.d_model", "1000000000")], "make matrices too wide"),
         ([("checkpoint.best", "maybe")], "checkpoint.best must be true or false"),
         ([("steps", "4")], "names no section"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 from qkvflow import __version__, allocator, threads
 from qkvflow.cli.examples import EXAMPLES
 from qkvflow.cli.parser import Parser
+from qkvflow.compilation import mend_compilation_cache
 from qkvflow.errors import Note, UserError, one_line, out_of_memory, unknown
 
 VERBS: dict[str, str] = {
@@ -109,6 +110,8 @@ def _notes() -> Iterator[None]:
         def show(message: Any, category: Any, *rest: Any) -> None:
             if issubclass(category, Note):
                 print(f"note: {one_line(message)}", file=sys.stderr)
+            elif (mended := mend_compilation_cache(str(message))) is not None:
+                print(f"note: {one_line(mended)}", file=sys.stderr)
             else:
                 before(message, category, *rest)
 

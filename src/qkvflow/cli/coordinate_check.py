@@ -40,7 +40,11 @@ def run(args: argparse.Namespace) -> int:
     content: dict[str, Any] = read_yaml(args.config) if args.config else {}
     for section, values in parse_overrides(args.overrides).items():
         content[section] = {**(content.get(section) or {}), **values}
-    found = coordinate_check(content, widths, updates=args.updates, seeds=args.seeds)
+
+    def tell(width: int, seed: int) -> None:
+        print(f"width {width}, seed {seed}", flush=True)
+
+    found = coordinate_check(content, widths, updates=args.updates, seeds=args.seeds, tell=tell)
     print(verdict(found))
     for name, slope in found["slopes"].items():
         changes = ", ".join(f"{row[-1]:.3g}" for row in found["changes"][name])

@@ -4,7 +4,7 @@ and what a few updates change of them, are at several widths.
 Where the best learning rate does not move with the width, neither grows with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +14,7 @@ import numpy as np
 
 from qkvflow.compilation import use_compilation_cache
 from qkvflow.data import EncodedCorpus
+from qkvflow.distributed.memory import check_fits
 from qkvflow.errors import UserError
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.corpus import load_data
@@ -26,11 +27,16 @@ _PROBED = 4
 
 
 def coordinate_check(
-    content: Mapping[str, Any], widths: Sequence[int], *, updates: int = 4, seeds: int = 1
+    content: Mapping[str, Any],
+    widths: Sequence[int],
+    *,
+    updates: int = 4,
+    seeds: int = 1,
+    tell: Callable[[int, int], None] = lambda width, seed: None,
 ) -> dict[str, Any]:
     """Root mean squares of the states after each step of depth and of the logits, before training
     (`sizes`) and of what each update has changed of them (`changes`), by width; and the slopes of
-    both after the last update, in logarithms."""
+    both after the last update, in logarithms. `tell` hears the width and seed of each run."""
     if len(set(widths)) < 2 or min(widths) < 1 or updates < 1 or seeds < 1:
         raise UserError("a coordinate check needs two widths, an update and a seed; give more")
     use_compilation_cache()
@@ -39,6 +45,7 @@ def coordinate_check(
     for width in widths:
         runs = []
         for seed in range(seeds):
+            tell(width, seed)
             layer = {"model": {"d_model": width}, "train": {"seed": seed}}
             config = make_config(dict(content), _FULL_RATE, layer)
             runs.append(_measure(config, encoded, updates))
@@ -74,7 +81,8 @@ def _measure(config: RunConfig, encoded: EncodedCorpus, updates: int) -> dict[st
     state = program.init()
     dispatch = Dispatch(program, encoded.train, 0)
     try:
-        dispatch.compile(state)
+        what = f"a step at width {config.model.config.d_model}"
+        check_fits(dispatch.compile(state), what, "use smaller --widths or train.batch_size")
         begin = jax.device_get(look(state.params))
         rows = [_sizes(begin)]
         for _ in range(updates):

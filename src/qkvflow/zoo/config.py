@@ -235,10 +235,7 @@ class ModelConfig:
         registry.SCHEMES.check(self.scheme)
         registry.INJECTIONS.check(self.injection)
         if len(self.mixers) > _MOST_MIXERS:
-            raise UserError(
-                f"a block has at most {_MOST_MIXERS} mixers, not {len(self.mixers)}; give more "
-                "num_steps instead"
-            )
+            raise UserError(f"a block has at most {_MOST_MIXERS} mixers; give more num_steps")
         for name in self.mixers:
             registry.MIXERS.check(name)
         if self.lora != "none":
@@ -290,6 +287,9 @@ class ModelConfig:
             raise UserError("value_residual needs attention in the block; leave it out")
 
     def _check_heads(self) -> None:
+        # Indices of compiled programs have 32 bits.
+        if 3 * max(self.d_model, self.num_heads * self.d_head, self.d_hidden) >= 1 << 31:
+            raise UserError("d_model, num_heads or mlp_ratio make matrices too wide; choose less")
         if self.head_dim is None and self.d_model % self.num_heads:
             raise UserError(
                 f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}; "
