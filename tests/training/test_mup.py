@@ -12,6 +12,8 @@ import optax
 import pytest
 
 from qkvflow.blocks.base import map_by_path
+from qkvflow.cli import main
+from qkvflow.distributed import memory
 from qkvflow.errors import UserError
 from qkvflow.experiment.coordinate_check import coordinate_check
 from qkvflow.lm import build
@@ -107,6 +109,22 @@ def test_an_optimiser_without_a_rule_is_refused():
             optimiser(OptimConfig(name=name), optax.constant_schedule(1.0), width_ratio=2.0)
     with pytest.raises(UserError, match="did you mean mup"):
         make_config({"model": {"parametrization": "mu"}})
+
+
+def test_a_width_that_does_not_fit_is_refused_before_it_runs(
+    text: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    data = ["--data", f"file:{text}?split=0.8,0.1,0.1", "--tokenizer", "char"]
+    shape = ["--layers", "1", "--heads", "1", "--context", "8", "--batch-size", "2"]
+    words = ["coordinate-check", *data, *shape, "--widths", "8,16", "--updates", "1"]
+    monkeypatch.setattr(memory, "memory_limit", lambda: 1000)
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("qkvflow: out of memory: a step at width 8 takes ")
+    assert said.err.count("\n") == 1
+    monkeypatch.undo()
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("width 8, seed 0\nwidth 16, seed 0\n")
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
