@@ -97,6 +97,17 @@ def test_a_damaged_cache_is_made_again(damage: str, tiny: Corpus, cache: Path):
     assert all(is_complete(directory) for directory in kept(cache))
 
 
+def test_a_list_of_sizes_alone_is_one_of_an_earlier_version(tiny: Corpus, cache: Path):
+    encode_corpus(tiny, ByteTokenizer())
+    [directory, *_] = kept(cache)
+    described = json.loads((directory / MANIFEST).read_text())
+    sizes = {name: each["bytes"] for name, each in described.items()}
+    (directory / MANIFEST).write_text(json.dumps(sizes))
+    assert is_complete(directory)
+    os.truncate(directory / "tokens.bin", 1)
+    assert not is_complete(directory)
+
+
 SLOW_ENCODING = """
 import sys, time
 from qkvflow.data import load_corpus, encode_corpus, get_tokenizer

@@ -7,6 +7,7 @@ One search trains for real, is killed, and goes on.
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
 from comparisons import environment
@@ -209,6 +211,22 @@ def test_an_altered_result_is_not_believed(text: Path, tmp_path: Path):
     assert not (out / "tuning.html").exists()
     run_search(*asked, executor=ClosedForm())
     assert result(out) == before
+
+
+def test_optuna_reads_the_journal_and_a_journal_without_hashes_is_read(
+    text: Path, tmp_path: Path, whole: Path
+):
+    journal = optuna.storages.journal.JournalFileBackend(str(whole / "study.log"))
+    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(journal))
+    found = result(whole)
+    assert study.best_value == found["trials"][found["best"]]["loss"]
+    out = Path(shutil.copytree(whole, tmp_path / "out"))
+    lines = [json.loads(line) for line in (out / "study.log").read_text().splitlines()]
+    assert all(line.pop("sha256") for line in lines)
+    (out / "study.log").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (out / "tuning.json").unlink()
+    run_search(content(text), search(), out, executor=ClosedForm())
+    assert result(out) == found
 
 
 def test_an_altered_journal_is_not_believed(text: Path, tmp_path: Path, whole: Path):

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from qkvflow.cli import main
 from qkvflow.errors import UserError
+from qkvflow.finetune.run import summary
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import load, load_run
 from qkvflow.runs.rundir import read_lines
@@ -190,6 +191,22 @@ def test_a_finetuning_without_its_first_weights_says_what_to_do(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(UserError, match="delete it and call 'qkvflow finetune' again"):
         resume(tmp_path)
+
+
+def test_losses_that_are_not_finite_are_told():
+    """They are null in the file that a summary is made from."""
+    counts = {"trained": 1, "total": 2}
+    told = summary(
+        {
+            "method": "full",
+            "parameters": counts,
+            "num_steps": {"before": 1, "after": 1},
+            "new_data": {"tuned": None, "frozen": 1.0, "frozen_at_this_depth": 1.0, "spec": "a"},
+            "first_data": {"before": 1.0, "after": None, "forgetting": None, "spec": "b"},
+        }
+    )
+    assert "new data: not finite nats/token; frozen 1.0000" in told
+    assert "first data: 1.0000 -> not finite nats/token, forgetting not finite (b)" in told
 
 
 def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: Callable[..., Any]):

@@ -14,6 +14,7 @@ from rich.console import Console
 from synthetic import EVERY, MODELS, NGRAMS, PLAN, STEPS, Made, experiment
 
 from qkvflow.cli import main
+from qkvflow.digests import sealed
 from qkvflow.errors import UserError
 from qkvflow.files import write_json
 from qkvflow.records import write_record
@@ -202,7 +203,11 @@ def test_tried_rates_are_shown_and_an_end_of_the_grid_is_called_so(study: Path, 
         }
         for label, each in trials.items()
     }
-    write_json(study / "tuning.json", {"models": models})
+    sure = sealed({"models": models})
+    write_json(study / "tuning.json", {**sure, "models": {}})
+    missing = texts(build_report([study]))
+    assert "tuning.json was altered since it was written" in missing
+    write_json(study / "tuning.json", sure)
     paths = build_report([study])
     rates = {model.label: model.rates for model in paths.report.models}
     assert rates["standard"].tried == {1e-4: 2.1, 3e-4: pytest.approx(1.85), 1e-3: None}

@@ -93,10 +93,11 @@ def lyapunov(
     check_fits(tree_bytes(make), what, instead)
     flow, x0 = make(), embedded(model, tokens)
     key, place = jax.random.key(seed), jnp.asarray(position)
-    # Its rows in double precision, and their squares.
-    host = 2 * 8 * x0.size * x0.shape[1]
     check(_exponents, flow, x0, k, key)
-    check(_jacobian_rows, flow, x0, place, host=host)
+    check(_jacobian_rows, flow, x0, place)
+    # Rows of the Jacobian, then in double precision, and their squares.
+    entries = x0.size * x0.shape[1]
+    check_fits(4 * entries, what, instead, host=2 * 8 * entries)
     check(_own_exponents, flow, x0, key)
     found = _exponents(flow, x0, k, key)
     jacobian = np.asarray(_jacobian_rows(flow, x0, place), np.float64)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 from qkvflow.analysis.base import AbstractResult, Analysis, Subject
 from qkvflow.analysis.parts.flow import depth_flow, in_steps
 from qkvflow.blocks.base import Rows
-from qkvflow.distributed.memory import check_program
+from qkvflow.distributed.memory import check_fits, check_program
 from qkvflow.lm import LanguageModel
 from qkvflow.zoo.registry import ANALYSES
 
@@ -90,15 +90,12 @@ def trajectory(model: LanguageModel, tokens: Int[np.ndarray, " seq"]) -> Traject
     """Follow a text through the model's own steps."""
     model = in_steps(model)
     given = jnp.asarray(tokens, jnp.int32)
-    check_program(
-        _run,
-        model,
-        given,
-        what=f"the trajectory analysis of {len(tokens)} tokens",
-        instead="give a shorter --text or fewer --num-steps",
-        # `lens_of` holds five arrays like the logits at once, in double precision.
-        host=5 * 8 * (model.num_steps + 1) * len(tokens) * model.vocab_size,
-    )
+    what = f"the trajectory analysis of {len(tokens)} tokens"
+    instead = "give a shorter --text or fewer --num-steps"
+    # `lens_of` holds five arrays like the logits at once, in double precision.
+    entries = (model.num_steps + 1) * len(tokens) * model.vocab_size
+    check_fits(4 * entries, what, instead, host=5 * 8 * entries)
+    check_program(_run, model, given, what=what, instead=instead)
     states, logits, local = _run(model, given)
     x = np.asarray(states, np.float64)
     steps = np.diff(x, axis=0)

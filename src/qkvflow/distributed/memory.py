@@ -48,8 +48,8 @@ def check_fits(needed: int | None, what: str, instead: str, *, host: int = 0) ->
             )
 
 
-def check_program(program: Any, *arguments: Any, what: str, instead: str, host: int = 0) -> None:
+def check_program(program: Any, *arguments: Any, what: str, instead: str) -> None:
     """Compile what `jax.jit` or `eqx.filter_jit` made, for these arguments, and refuse it if it
     cannot fit. A call with such arguments does not compile it again."""
     compiled = program.lower(*arguments).compile()
-    check_fits(program_bytes(getattr(compiled, "compiled", compiled)), what, instead, host=host)
+    check_fits(program_bytes(getattr(compiled, "compiled", compiled)), what, instead)

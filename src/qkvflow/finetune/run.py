@@ -169,13 +169,13 @@ def summary(findings: dict[str, Any]) -> str:
     lines = [
         f"{findings['method']}: {parameters['trained']:,} of {parameters['total']:,} parameters "
         f"trained, {steps['before']} -> {steps['after']} depth steps",
-        f"  new data: {new['tuned']:.4f} nats/token; frozen {new['frozen']:.4f}, and "
-        f"{new['frozen_at_this_depth']:.4f} at this depth ({new['spec']})",
+        f"  new data: {_loss(new['tuned'])} nats/token; frozen {_loss(new['frozen'])}, and "
+        f"{_loss(new['frozen_at_this_depth'])} at this depth ({new['spec']})",
     ]
     if first is not None:
         lines.append(
-            f"first data: {first['before']:.4f} -> {first['after']:.4f} nats/token, forgetting "
-            f"{first['forgetting']:+.4f} ({first['spec']})"
+            f"first data: {_loss(first['before'])} -> {_loss(first['after'])} nats/token, "
+            f"forgetting {_loss(first['forgetting'], '+.4f')} ({first['spec']})"
         )
     if (taught := findings.get("distillation")) is not None:
         lines.append(
@@ -184,6 +184,11 @@ def summary(findings: dict[str, Any]) -> str:
             f"{_shown(taught['before'])} -> {_shown(taught['after'])}"
         )
     return "\n".join(lines)
+
+
+def _loss(nats: float | None, form: str = ".4f") -> str:
+    """Files of findings say null where a loss is not finite."""
+    return "not finite" if nats is None else f"{nats:{form}}"
 
 
 def _shown(nats: float | None) -> str:
