@@ -32,9 +32,12 @@ def _knows(flag: str) -> bool:
 
 # The older way of making code for fusions is not as good, and a third less work in all; a program
 # in one piece and not in 32 for as many threads is another sixth less.
+# Given once: a worker of xdist inherits what its parent set, and flags are part of the names under
+# which programs are kept, so given twice they would hide what a run without workers has compiled.
 for flag in ("xla_cpu_use_fusion_emitters=false", "xla_cpu_parallel_codegen_split_count=1"):
-    if _knows(flag.partition("=")[0]):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --{flag}".strip()
+    given = os.environ.get("XLA_FLAGS", "")
+    if flag.partition("=")[0] not in given and _knows(flag.partition("=")[0]):
+        os.environ["XLA_FLAGS"] = f"{given} --{flag}".strip()
 
 from collections.abc import Iterator  # noqa: E402
 

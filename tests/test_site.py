@@ -10,6 +10,8 @@ import pytest
 from own_members import kept_registries
 
 from qkvflow.cli import VERBS, parser_of
+from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.training import train
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -27,16 +29,29 @@ def pages() -> Any:
     return module
 
 
+def train_briefly(config: RunConfig, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Twelve steps, and losses on a hundredth of the text: every line of a notebook is run, and
+    what it finds does not matter here."""
+    short = {
+        "data": {"spec": f"{config.data.spec.partition('?')[0]}?split=0.98,0.01,0.01"},
+        "train": {"steps": 12, "eval_tokens": 512},
+        "optim": {"warmup": 2},
+    }
+    return train(make_config(config.to_dict(), short), *args, **kwargs)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make docs` builds it, notebooks executed; a warning is an error."""
+    """As `make docs` builds it, notebooks executed with short runs; a warning is an error."""
     pytest.importorskip("mkdocs")
     from mkdocs.commands.build import build
     from mkdocs.config import load_config
 
     out = tmp_path_factory.mktemp("site")
     config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out), strict=True)
-    with kept_registries():
+    with kept_registries(), pytest.MonkeyPatch.context() as patch:
+        for name in ("qkvflow.training.train", "qkvflow.finetune.run.train"):
+            patch.setattr(name, train_briefly)
         build(config)
     return out
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,11 @@ def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
     final: dict[str, ModelConfig] = {}
     why: dict[str, str | None] = {}
 
+    @cache
+    def measured(shape: ModelConfig, kind: str, tokens_per_step: int) -> float:
+        """Most models are matched to the same one, which is traced once."""
+        return measure(shape, kind, vocab_size=vocab_size, tokens_per_step=tokens_per_step)
+
     def resolve(spec: ModelSpec, waiting: tuple[str, ...]) -> ModelConfig:
         if spec.label in final:
             return final[spec.label]
@@ -93,7 +99,7 @@ def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
             kind, label = wanted
             other = next(each for each in plan.models if each.label == label)
             sizes = {"vocab_size": vocab_size, "tokens_per_step": config.tokens_per_step}
-            target = measure(resolve(other, (*waiting, spec.label)), kind, **sizes)
+            target = measured(resolve(other, (*waiting, spec.label)), kind, config.tokens_per_step)
             shape = match(shape, kind, target, label=spec.label, **sizes)
             why[spec.label] = f"{kind} of {label}"
         final[spec.label] = shape
