@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import qkvflow
+from qkvflow.cli import main
 from qkvflow.data.tokenizers.char import CharTokenizer
 from qkvflow.digests import arrays_digest, file_digest, is_intact, sealed
 from qkvflow.errors import UserError
@@ -231,6 +232,24 @@ def test_a_finished_run_says_which_file_was_altered(run: Path):
     notes = Notes()
     resume(run, reporter=notes)
     assert "metrics.jsonl was altered since it was written" in notes.lines[0]
+
+
+def test_a_deleted_checkpoint_of_a_finished_run_is_missed(
+    run: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Where a damaged one was deleted, as advised, another step is not taken for the last."""
+    words = ["eval", str(run), "--json", "--max-tokens", "64", "--checkpoint", "last"]
+    assert main(words) == 0
+    before = capsys.readouterr()
+    assert before.err == ""
+    shutil.rmtree(run / "checkpoints" / "40")
+    assert main(words) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"note: the checkpoint of step 40 of {run} is gone: this is step ")
+    (run / "record.json").unlink()
+    resume(run)
+    assert main(words) == 0
+    assert capsys.readouterr() == before
 
 
 def test_a_run_killed_within_its_first_files_can_be_begun_again(

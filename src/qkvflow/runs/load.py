@@ -6,6 +6,7 @@ arrays.
 
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax
 from qkvflow.data import Tokenizer, load_tokenizer
 from qkvflow.digests import SEAL, file_digest, is_intact
 from qkvflow.distributed import Layout, one_device
-from qkvflow.errors import UserError
+from qkvflow.errors import Note, UserError
 from qkvflow.lm import LanguageModel
 from qkvflow.lm.assembly import abstract_model
 from qkvflow.runs import rundir
@@ -81,7 +82,7 @@ def load_run(
     config = make_config(rundir.read_run_config(directory))
     checkpoints = Checkpoints(directory, read_only=True)
     try:
-        chosen = _choose(directory, checkpoints, step)
+        chosen = _choose(directory, checkpoints, config, step)
         host = checkpoints.restore_host(chosen)
         check_config(host["config"], config, step=0, extend=True)
         tokenizer = _run_tokenizer(directory, host["data"]["tokenizer_identity"])
@@ -111,16 +112,27 @@ def _run_tokenizer(directory: Path, identity: str) -> Tokenizer:
     return load_tokenizer(directory / rundir.TOKENIZER)
 
 
-def _choose(directory: Path, checkpoints: Checkpoints, step: int | str) -> int:
-    steps = checkpoints.steps()
+def _choose(directory: Path, checkpoints: Checkpoints, config: RunConfig, step: int | str) -> int:
+    steps, record = checkpoints.steps(), rundir.read_record(directory) or {}
     if not steps:
-        record = rundir.read_record(directory) or {}
         if record.get("status") == "finished":
             raise UserError(f"{directory} kept no checkpoint (checkpoint.finished was none)")
         raise UserError(f"{directory} has no checkpoint yet; let the run reach one")
     if step in ("best", "last"):
         best = checkpoints.restore_host(steps[-1])["progress"]["best_step"]
-        return best if step == "best" and best in steps else steps[-1]
+        chosen = best if step == "best" and best in steps else steps[-1]
+        wanted = [best] if step == "best" and config.checkpoint.best else []
+        if record.get("status") == "finished":
+            wanted.append(record["budget"]["steps"])
+        lost = [each for each in wanted if each is not None and each not in steps]
+        if lost and config.checkpoint.finished == "all":
+            warnings.warn(
+                f"the checkpoint of step {lost[-1]} of {directory} is gone: this is step {chosen}; "
+                f"without its {rundir.RECORD}, 'qkvflow resume {directory}' makes it again",
+                Note,
+                stacklevel=2,
+            )
+        return chosen
     if step not in steps:
         known = ", ".join(map(str, steps))
         raise UserError(f"{directory} has no checkpoint of step {step}; it has {known}")
