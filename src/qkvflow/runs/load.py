@@ -121,11 +121,12 @@ def _choose(directory: Path, checkpoints: Checkpoints, config: RunConfig, step: 
     if step in ("best", "last"):
         best = checkpoints.restore_host(steps[-1])["progress"]["best_step"]
         chosen = best if step == "best" and best in steps else steps[-1]
-        wanted = [best] if step == "best" and config.checkpoint.best else []
-        if record.get("status") == "finished":
+        lost = []
+        if record.get("status") == "finished" and config.checkpoint.finished == "all":
+            wanted = [best if step == "best" and config.checkpoint.best else None]
             wanted.append(record["budget"]["steps"])
-        lost = [each for each in wanted if each is not None and each not in steps]
-        if lost and config.checkpoint.finished == "all":
+            lost = [each for each in wanted if each is not None and each not in steps]
+        if lost:
             warnings.warn(
                 f"the checkpoint of step {lost[-1]} of {directory} is gone: this is step {chosen}; "
                 f"without its {rundir.RECORD}, 'qkvflow resume {directory}' makes it again",
