@@ -59,6 +59,7 @@ def test_later_layers_win_and_yaml_numbers_are_numbers(tmp_path: Path):
         ([("train.seed", "3000000000")], "train.seed must be below 2^31"),
         ([("train.steps", "4294967296")], "train.steps must be below 2^31"),
         ([("train.tokens", "1e15")], "train.steps must be below 2^31"),
+        ([("optim.lr", "1e300")], "optim.lr must be a rate that float32 can hold, not 1e+300"),
         ([("optim.warmup", "2147483648")], "optim.warmup must be below 2^31"),
         ([("model.d_model", "30"), ("model.num_heads", "4")], "not divisible by num_heads"),
         ([("model.num_steps", "0")], "num_steps must be positive"),

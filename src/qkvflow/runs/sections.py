@@ -181,6 +181,8 @@ class OptimConfig:
             at_least_zero=("weight_decay", "max_grad_norm", "warmup", "min_lr_ratio"),
         )
         _below(self, "optim", ("warmup",))
+        if self.lr > 3e38:
+            raise UserError(f"optim.lr must be a rate that float32 can hold, not {self.lr}")
         registry.OPTIMISERS.check(self.name)
         if self.schedule not in SCHEDULES:
             raise unknown("schedule", self.schedule, SCHEDULES)
