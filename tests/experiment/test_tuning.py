@@ -19,6 +19,7 @@ import optuna
 import pytest
 import yaml
 from comparisons import environment
+from optuna.storages.journal import JournalFileBackend
 
 from qkvflow.cli import main
 from qkvflow.errors import UserError
@@ -216,7 +217,7 @@ def test_an_altered_result_is_not_believed(text: Path, tmp_path: Path):
 def test_optuna_reads_the_journal_and_a_journal_without_hashes_is_read(
     text: Path, tmp_path: Path, whole: Path
 ):
-    journal = optuna.storages.journal.JournalFileBackend(str(whole / "study.log"))
+    journal = JournalFileBackend(str(whole / "study.log"))
     study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(journal))
     found = result(whole)
     assert study.best_value == found["trials"][found["best"]]["loss"]
