@@ -155,11 +155,10 @@ class _Crew:
         while board.running and time.monotonic() < deadline:
             for key, _ in self._selector.select(_POLL_SECONDS):
                 worker: Worker = key.data
-                if worker.answers.readline():
-                    board.running.pop(worker.name, None)
-                else:
+                if not worker.answers.readline():
+                    worker.process.wait()
                     self._forget(worker)
-                    board.running.pop(worker.name, None)
+                board.running.pop(worker.name, None)
 
     def _forget(self, worker: Worker) -> None:
         self._selector.unregister(worker.answers)
