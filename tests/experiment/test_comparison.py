@@ -1,5 +1,6 @@
 """Running a plan: ordinary runs by worker processes, failures, kills, tuning, and going on."""
 
+import gc
 import json
 import os
 import shutil
@@ -248,6 +249,15 @@ def test_ctrl_c_saves_and_the_same_plan_goes_on(whole: Path, tmp_path: Path, tex
     assert saved, "what was under way is in checkpoints, which were not due yet"
     assert run_plan(plan, tmp_path / "out", executor=workers(2)).finished == 4
     assert_same_bits(tmp_path / "out", whole)
+
+
+def test_ctrl_c_while_workers_start(tmp_path: Path, text: Path):
+    """They end without a word, and leave no process behind that nobody has waited for."""
+    watching = Watching(lambda: os.kill(os.getpid(), signal.SIGINT), at=0)
+    with pytest.raises(Stopped):
+        run_plan(both_plan(text, **LONG), tmp_path / "out", executor=workers(2), display=watching)
+    assert not worker_pids()
+    gc.collect()  # A warning of a process that nobody has waited for fails the test.
 
 
 def test_the_whole_command_killed_and_continued(whole: Path, tmp_path: Path, text: Path):
