@@ -39,11 +39,14 @@ def test_half_a_program_is_met_once(cache: Path, capsys: pytest.CaptureFixture[s
     assert entries
     for path in entries:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    other = cache / "jit_another-0-cache"
+    other.write_bytes(b"")
     capsys.readouterr()
     compiled()
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"note: a compiled program in {cache} could not be read")
     assert not any("Warning" in line for line in said)
+    assert other.exists()
     compiled()
     assert capsys.readouterr().err == ""
 

@@ -1,6 +1,8 @@
 """Compiled programs kept between processes: JAX's persistent compilation cache."""
 
+import glob
 import os
+import re
 
 from qkvflow.paths import cache_dir
 
@@ -16,19 +18,20 @@ def use_compilation_cache() -> None:
 
 
 def mend_compilation_cache(message: str) -> str | None:
-    """If a warning is JAX's of its cache: what to say instead, after emptying the cache.
+    """If a warning is JAX's of its cache: what to say instead, after deleting that program there.
 
     JAX never replaces an entry that it cannot read, such as half of one that a killed process or
     a full disk left, and would warn of it at every start. A directory that was chosen for JAX
     itself may hold programs of others, and is left alone.
     """
-    if "persistent compilation cache entry" not in message:
+    named = re.search(r"persistent compilation cache entry for '([^'/]+)'", message)
+    if named is None:
         return None
     import jax
 
     own, used = cache_dir("xla"), jax.config.values["jax_compilation_cache_dir"]
     if str(own) != used:
         return f"a compiled program in {used} cannot be read or written; it was compiled anew"
-    for path in own.glob("*-cache"):
+    for path in own.glob(f"{glob.escape(named[1])}*-cache"):
         path.unlink(missing_ok=True)
-    return f"a compiled program in {own} could not be read or written; all are compiled anew"
+    return f"a compiled program in {own} could not be read or written; it is compiled anew"
