@@ -26,10 +26,8 @@ import yaml
 from qkvflow.digests import write_sealed
 from qkvflow.experiment.executors.local import worker_environment
 
-MODEL = (
-    "--model standard-llama --d-model 64 --layers 6 --heads 4 --context 128 --batch-size 8"
-    " --optim.name muon --train.eval_test true --train.samples none --checkpoint.finished best"
-).split()
+SHAPE = "--model standard-llama --d-model 64 --layers 6 --heads 4 --context 128 --batch-size 8"
+RECIPE = "--optim.name muon --train.eval_test true --train.samples none --checkpoint.finished best"
 # The largest of each field with at most a third of the six layers' parameters.
 FIELDS = {
     "shared": "",
@@ -77,10 +75,10 @@ class Study:
                 self.free.put(index)
         return out
 
-    def all(self, work: Callable[..., object], *places: Sequence[Any]) -> list[Any]:
+    def all(self, work: Callable[[Any], Any], places: Sequence[Any]) -> list[Any]:
         """Several pieces of work at once, each on a core of its own."""
         with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(work, *places))
+            return list(pool.map(work, places))
 
     def run(self) -> None:
         self.original(SEARCH_SEED)
@@ -92,7 +90,7 @@ class Study:
         self.all(self.original, seeds)
         self.all(lambda seed: self.control(seed, rates["original"]), seeds)
         pairs = [(seed, field) for field in FIELDS for seed in seeds]
-        self.all(lambda pair: self.field(*pair, rates), pairs)
+        self.all(lambda pair: self.field(pair[0], pair[1], rates), pairs)
         if not self.list_only:
             self.table()
 
@@ -106,13 +104,12 @@ class Study:
 
     def original(self, seed: int) -> Path:
         # Batches follow from the seed: training on with the same would begin with the same text.
-        words = [*MODEL, "--steps", self.steps, *self.train(seed + 100)]
+        words = [*SHAPE.split(), *RECIPE.split(), "--steps", self.steps, *self.train(seed + 100)]
         return self.verb("train", *words, out=self.place(seed) / "original")
 
     def on(self, seed: int, rate: float) -> list[object]:
         """The options of training on."""
-        options = ["--optim.name", "muon", "--train.eval_test", "true", "--train.samples", "none"]
-        options += ["--checkpoint.finished", "best", "--data", self.data, "--seed", str(seed)]
+        options = [*RECIPE.split(), "--data", self.data, "--seed", str(seed)]
         return [*options, "--steps", self.few, "--lr", rate, "--warmup", self.few // 10]
 
     def control(self, seed: int, rate: float, name: str = "original-on") -> Path:
@@ -127,7 +124,8 @@ class Study:
     def trained_on(self, seed: int, field: str, kind: str, rate: float, control: Path, name: str):
         place = self.place(seed)
         teach = ["--teacher", place / "original", "--control", control]
-        words = [place / field / "start", *self.on(seed, rate), *(teach if kind == "taught" else ())]
+        words = [place / field / "start", *self.on(seed, rate)]
+        words += teach if kind == "taught" else []
         return self.verb("finetune", *words, out=place / field / name)
 
     def field(self, seed: int, field: str, rates: dict[str, float]) -> None:
@@ -218,7 +216,7 @@ class Study:
             for word in (f"--model.{name}", "none" if value is None else str(value).lower())
             if name not in ("name", "size")
         ]
-        return [*MODEL[-8:], "--batch-size", "8", *chosen]
+        return [*RECIPE.split(), "--batch-size", "8", *chosen]
 
     def equal_steps(self, original: Path, taught: Path, text: Path) -> int | str:
         """Steps of the architecture whose FLOPs are those of the original and what came after."""
