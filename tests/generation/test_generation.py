@@ -22,7 +22,7 @@ from qkvflow.generation import (
     sample_text,
     stream,
 )
-from qkvflow.generation.caches import slot_sizes
+from qkvflow.generation.caches import share_equal, slot_sizes
 from qkvflow.generation.decoding import prefill, steps
 from qkvflow.generation.prompts import Window, groups
 from qkvflow.generation.recompute import recompute
@@ -202,6 +202,25 @@ def test_caches_that_grow_change_nothing(name: str, monkeypatch: pytest.MonkeyPa
     assert asked == [model.context]
     streamed = stream(model, prompts[0], group=3, **options)
     assert [token for part in streamed for token in part] == wanted[0]
+
+
+@pytest.mark.parametrize(("name", "steps", "different"), [("shared", 4, 1), ("standard", 4, 4)])
+def test_weights_that_repeat_are_held_once(name: str, steps: int, different: int):
+    model = decoding.precompute(tiny(name, num_steps=steps))
+    [made] = decoding.apart(model).blocks
+    matrices = [leaf for step in made for leaf in jax.tree.leaves(step) if leaf.ndim == 2]
+    assert len(made) == steps
+    assert len({id(leaf) for leaf in matrices}) == different * len(matrices) // steps
+    wanted = jax.tree.leaves(decoding.take_apart(model))
+    assert all(map(np.array_equal, jax.tree.leaves(made), wanted))
+
+
+def test_equal_arrays_become_one():
+    a, b, zero = jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0]), jnp.zeros(0)
+    steps = [{"x": each, "n": zero + 0} for each in (a, b, a + 0, b + 0)]
+    made = share_equal(steps)
+    assert [id(step["x"]) for step in made] == [id(a), id(b), id(a), id(b)]
+    assert len({id(step["n"]) for step in made}) == 1
 
 
 def test_caches_grow_where_they_are_more_to_read_than_the_weights():

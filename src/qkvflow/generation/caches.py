@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from qkvflow.distributed.memory import check_fits, tree_bytes
@@ -58,6 +59,33 @@ def unstack_segments(model: LanguageModel, caches: tuple[Any, ...]) -> list[list
     return [
         unstack(each, part.num_steps) for each, part in zip(caches, model.segments, strict=True)
     ]
+
+
+def share_equal(steps: list[Any]) -> list[Any]:
+    """Trees of one structure, in which arrays that are equal have become the same: weights that
+    repeat along depth are then held and read once. On CPUs alone, where looking costs no copy."""
+    columns = zip(*(jax.tree.leaves(step) for step in steps), strict=True)
+    rows = zip(*map(_first_equals, columns), strict=True)
+    structure = jax.tree.structure(steps[0])
+    return [jax.tree.unflatten(structure, row) for row in rows]
+
+
+def _first_equals(arrays: tuple[Any, ...]) -> list[Any]:
+    """For each array the first that is equal to it."""
+    devices = arrays[0].devices() if isinstance(arrays[0], jax.Array) else ()
+    if [device.platform for device in devices] != ["cpu"]:
+        return list(arrays)
+    different: list[Array] = []
+    for array in arrays:
+        if not any(_equal(array, other) for other in different):
+            different.append(array)
+    return [next(other for other in different if _equal(array, other)) for array in arrays]
+
+
+def _equal(a: Array, b: Array) -> bool:
+    ours, theirs = np.asarray(a).ravel(), np.asarray(b).ravel()
+    # The first entries nearly always tell: weights are seldom looked at whole.
+    return np.array_equal(ours[:1], theirs[:1]) and np.array_equal(ours, theirs)
 
 
 def lengthen(model: LanguageModel, caches: Any, batch: int, length: int) -> Any:

@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from qkvflow.generation.caches import (
     check_caches,
     lengthen,
+    share_equal,
     slot_sizes,
     unstack,
     unstack_segments,
@@ -141,13 +142,16 @@ def put(row: Array, values: Array, position: Int[Array, ""]) -> Array:
 
 precompute = eqx.filter_jit(lambda model: model.precomputed())
 take_apart = eqx.filter_jit(
-    lambda model: Apart(
-        [
-            list(zip(*(unstack(each, part.num_steps) for each in part.stacks()), strict=True))
-            for part in model.segments
-        ]
-    )
+    lambda model: [
+        list(zip(*(unstack(each, part.num_steps) for each in part.stacks()), strict=True))
+        for part in model.segments
+    ]
 )
+
+
+def apart(model: LanguageModel) -> Apart:
+    """The decoder of a precomputed model; weights that repeat along depth are held once."""
+    return Apart(list(map(share_equal, take_apart(model))))
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -279,7 +283,7 @@ def run_group(
         return
     start, lengths, ends, job = lay_out(texts, group, request)
     if isinstance(job.decoder, FullDepth):
-        job = dataclasses.replace(job, decoder=take_apart(model))
+        job = dataclasses.replace(job, decoder=apart(model))
     span = Window(model, request.window, start.shape[1])
     check_caches(model, start.shape[0], span.length)
     sizes = slot_sizes(model, start.shape[0], span.length)
