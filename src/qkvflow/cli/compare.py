@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="KEY[=SPACE]",
         help="choose each model's lr (of 3e-4,1e-3,3e-3,1e-2, X,... or log:X:Y) or another option "
-        "of optim on validation; may be given several times",
+        "of optim on validation; may be given several times; none: not even if the preset does",
     )
     plan.add_argument(
         "--depths", metavar="X,...", help="evaluate at 0.5,2,4 times N and adaptive too"
