@@ -30,7 +30,9 @@ from qkvflow.analysis.trajectory import angles
 from qkvflow.analysis.weights import curve
 from qkvflow.blocks import MLP, SSM, Attention, SelectiveSSM
 from qkvflow.blocks.base import Rows
-from qkvflow.errors import UserError
+from qkvflow.distributed import memory
+from qkvflow.distributed.memory import tree_bytes
+from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.fields.base import take
 from qkvflow.schemes import grid
 
@@ -310,6 +312,19 @@ def test_the_memory_of_a_selective_one_is_what_its_recurrence_forgets():
     np.testing.assert_allclose(left, found.by_token[0, 0][:, None, None] + 0 * left, rtol=1e-4)
     median = np.median(np.log(found.by_token), axis=1)
     np.testing.assert_allclose(found.half_lives, np.log(2) / -median, rtol=1e-6)
+
+
+def test_a_state_space_analysis_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """There is room for the weights of its depths, and none for the flow of the text."""
+    model, tokens = tiny("basis", "selective-ssm", "euler"), np.asarray(random_tokens(6))
+    ts = grid(3)
+    room = tree_bytes(lambda: model.field.stack(ts))
+    monkeypatch.setattr(memory, "memory_limit", lambda: room)
+    with pytest.raises(OutOfMemory, match=r"state-space analysis of 6 tokens takes .* --text"):
+        state_space(model, tokens, ts)
+    monkeypatch.setattr(memory, "memory_limit", lambda: room - 1)
+    with pytest.raises(OutOfMemory, match=r"state-space analysis at .* depths takes"):
+        state_space(model, tokens, ts)
 
 
 def test_what_cannot_be_asked():
