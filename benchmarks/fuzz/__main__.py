@@ -3,6 +3,7 @@
 import argparse
 import collections
 import contextlib
+import json
 import os
 import shlex
 import shutil
@@ -62,6 +63,7 @@ def make_material(folder: Path, run: Path | None) -> None:
     (folder / "plan.yaml").write_text(
         f"models: [standard, tong]\nseeds: 2\nbudget: {{steps: 2}}\n{plan}"
     )
+    make_tasks(folder / "tasks")
     seeds = [folder / f"experiment/runs/standard/seed-{seed}" for seed in (0, 1)]
     if run is None:
         small = ("train", "--data", corpus, *SMALL, "--steps", "4", "--quiet")
@@ -85,6 +87,24 @@ def make_material(folder: Path, run: Path | None) -> None:
     (unfinished / "record.json").unlink()
     steps = [path for path in (unfinished / "checkpoints").iterdir() if path.name.isdecimal()]
     shutil.rmtree(max(steps, key=lambda path: int(path.name)))
+
+
+def make_tasks(folder: Path) -> None:
+    """Of the harness, one of each kind of request."""
+    folder.mkdir()
+    kinds = {
+        "choice": "multiple_choice, doc_to_text: '{{q}}', doc_to_choice: a, doc_to_target: 0",
+        "words": "generate_until, doc_to_text: '{{q}}', doc_to_target: '{{a[0]}}', "
+        "generation_kwargs: {until: ['\\n'], max_gen_toks: 2}",
+        "rolling": "loglikelihood_rolling, doc_to_text: '', doc_to_target: '{{q}}'",
+    }
+    rows = [{"q": "depth is a", "a": ["coordinate", "flow"]}, {"q": "the flow", "a": ["of", "is"]}]
+    data = folder / "rows.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    source = f"dataset_path: json, dataset_kwargs: {{data_files: {{test: '{data}'}}}}"
+    for name, kind in kinds.items():
+        text = f"{{task: {name}, test_split: test, {source}, output_type: {kind}}}\n"
+        (folder / f"{name}.yaml").write_text(text)
 
 
 def _all_well(calls: list[tuple[str, ...]], folder: Path) -> None:
