@@ -64,6 +64,24 @@ def test_told_hops():
     assert {text[21] for text in documents(load_corpus(only))} == {"g"}
 
 
+def test_several_questions_about_one_sequence():
+    """Every document asks each number of hops once, in an order of its own."""
+    corpus = load_corpus("source:p-hop?hops=1-3&questions=3&sequence=20&length=20000")
+    orders = set()
+    for text in documents(corpus):
+        asked, answers = text[21::2], text[22::2]
+        orders.add(asked)
+        for symbol, answer in zip(asked, answers, strict=True):
+            assert answer == p_hop(f"{text[:21]}?_", 1 + "efg".index(symbol))
+    assert orders == set(map("".join, itertools.permutations("efg")))
+    assert corpus.floor == pytest.approx((20 * math.log(4) + math.log(6)) / 27)
+    assert corpus.answers is not None
+    assert corpus.answers.positions == (22, 24, 26)
+    # Of one level there is one question.
+    only = Spec.parse(corpus.spec).with_option("hops", corpus.answers.option(2))
+    assert {(len(text), text[21]) for text in documents(load_corpus(only))} == {(23, "f")}
+
+
 @pytest.mark.parametrize(("right", "count"), [(0, 20), (7, 20), (20, 20), (180, 400)])
 def test_intervals_of_shares(right: int, count: int):
     ends = scipy.stats.binomtest(right, count).proportion_ci(method="wilson")
@@ -160,6 +178,8 @@ def test_accuracy_on_answer_tokens(spec: str):
     [
         "p-hop?hops=0",
         "p-hop?symbols=1",
+        "p-hop?questions=0",
+        "p-hop?questions=2",
         "addition?numbers=1",
         "assignment?names=3",
         "p-hop?length=9",

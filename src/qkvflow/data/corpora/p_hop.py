@@ -12,9 +12,12 @@ and a is the marker _ where there is no such place. One hop is what an induction
 take depth. Entropy: n ln V, because the markers are fixed and the answer is determined.
 
 `hops=1-8` draws p for every document, uniformly, and tells it: a symbol of its own for each p is in
-the place of the ?, and the entropy is ln 8 more.
+the place of the ?, and the entropy is ln 8 more. `questions=8` asks up to so many in a row, each
+with another p (all of them here, so that the entropy is ln 8! more): one answer among 64 random
+tokens is a weak signal to learn from.
 
-Options: `hops` (4), `symbols` (4), `sequence` (61: 64 tokens), `length` (200000), `seed`, `split`.
+Options: `hops` (4), `questions` (1), `symbols` (4), `sequence` (61: 64 tokens), `length` (200000),
+`seed`, `split`.
 """
 
 import math
@@ -44,39 +47,51 @@ class PHop(CorpusKind):
 
     def load(self, spec: Spec, *, data_dir: Path | None, seed: int) -> Corpus:
         refuse_data_dir(spec, data_dir)
-        spec.allow(("hops", "symbols", "sequence", "length", "seed", "split"))
+        spec.allow(("hops", "questions", "symbols", "sequence", "length", "seed", "split"))
         (least, most, told), count = (
             spec.option("hops", _hops, (4, 4, False)),
             spec.option("symbols", int, 4),
         )
-        sequence = spec.option("sequence", int, 61)
-        if not 1 <= least <= most or sequence < 2 or count < 2 or count + most > LARGEST:
+        sequence, asked = spec.option("sequence", int, 61), spec.option("questions", int, 1)
+        if (
+            not 1 <= least <= most
+            or sequence < 2
+            or count < 2
+            or count + most > LARGEST
+            or asked < 1
+            or (asked > 1 and not told)
+        ):
             raise UserError(
                 f"'{spec.text}' is impossible; hops is at least 1, or a range such as 1-8, symbols "
-                "and sequence at least 2"
+                "and sequence at least 2, questions at least 1, and more with a range of hops alone"
             )
+        kinds = most - least + 1
+        questions = min(asked, kinds)
 
         def sample(documents: int, rng: np.random.Generator) -> np.ndarray:
             shown = rng.integers(count, size=(documents, sequence))
-            hops = np.full(documents, most)
-            if told:
-                hops = rng.integers(least, most + 1, size=documents)
-            ends = hop(shown, hops)
-            found = np.take_along_axis(shown, np.maximum(ends, 0)[:, None], axis=1) + len(_MARKERS)
-            answer = np.where(ends[:, None] < 0, _MARKERS.index("_"), found)
-            first, ask = np.zeros_like(answer), np.ones_like(answer)
-            if told:
-                ask = len(_MARKERS) + count + hops[:, None] - 1
-            return np.concatenate([first, shown + len(_MARKERS), ask, answer], axis=1)
+            hops = np.full((documents, 1), most)
+            if told and questions == 1:
+                hops = rng.integers(least, most + 1, size=(documents, 1))
+            elif told:
+                every = np.tile(np.arange(least, most + 1), (documents, 1))
+                hops = rng.permuted(every, axis=1)[:, :questions]
+            ends = np.stack([hop(shown, column) for column in hops.T], axis=1)
+            found = np.take_along_axis(shown, np.maximum(ends, 0), axis=1) + len(_MARKERS)
+            answers = np.where(ends < 0, _MARKERS.index("_"), found)
+            ask = len(_MARKERS) + count + hops - 1 if told else np.ones_like(answers)
+            first = np.zeros((documents, 1), answers.dtype)
+            pairs = np.stack([ask, answers], axis=2).reshape(documents, 2 * questions)
+            return np.concatenate([first, shown + len(_MARKERS), pairs], axis=1)
 
         return probe_corpus(
             spec,
             sample,
             alphabet=_MARKERS + symbols(count + most * told),
-            entropy=sequence * math.log(count) + math.log(most - least + 1),
+            entropy=sequence * math.log(count) + math.log(math.perm(kinds, questions)),
             answers=Answers(
-                sequence + 3,
-                (sequence + 2,),
+                sequence + 1 + 2 * questions,
+                tuple(sequence + 2 + 2 * i for i in range(questions)),
                 1.0 / count,
                 "hops",
                 tuple(range(least, most + 1)),
@@ -87,6 +102,7 @@ class PHop(CorpusKind):
                 "hops": f"{least}-{most}" if told else most,
                 "symbols": count,
                 "sequence": sequence,
+                **({"questions": questions} if questions > 1 else {}),
             },
         )
 
