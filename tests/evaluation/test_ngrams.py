@@ -103,7 +103,7 @@ def test_a_record_has_what_the_report_reads():
     assert all(set(row) == {"order", "smoothing", "validation", "test"} for row in losses)
     assert losses[2]["validation"] < losses[0]["validation"]
     with pytest.raises(UserError, match="did you mean witten-bell"):
-        ngram_losses(encoded, smoothing="wittenbell")
+        ngram_losses(encoded, smoothings=["wittenbell"])
 
 
 def encoded(spec: str, tokenizer: str) -> EncodedCorpus:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from qkvflow.data import EncodedCorpus
-from qkvflow.evaluation.ngrams import MOST_TOKENS, SMOOTHINGS, NgramModel, mean_losses
+from qkvflow.evaluation.ngrams import MOST_TOKENS, SMOOTHINGS, ngram_losses
 
 ORDERS = 5
 ADD_K = 0.1
@@ -23,20 +23,5 @@ def measure_baselines(encoded: EncodedCorpus, seen_tokens: int | None = None) ->
 
 
 def _counts(encoded: EncodedCorpus, train_tokens: int) -> dict[str, Any]:
-    tokens = encoded.train.tokens[:train_tokens]
-    model = NgramModel.fit(tokens, encoded.tokenizer.vocab_size, ORDERS)
-    entries = []
-    for smoothing in SMOOTHINGS:
-        losses = {
-            name: mean_losses(model, getattr(encoded, name).tokens, smoothing=smoothing, k=ADD_K)
-            for name in ("validation", "test")
-        }
-        entries += [
-            {
-                "order": order + 1,
-                "smoothing": smoothing,
-                **{name: each[order] for name, each in losses.items()},
-            }
-            for order in range(ORDERS)
-        ]
-    return {"train_tokens": train_tokens, "ngrams": entries}
+    rows = ngram_losses(encoded, ORDERS, SMOOTHINGS, k=ADD_K, max_tokens=train_tokens)
+    return {"train_tokens": train_tokens, "ngrams": rows}

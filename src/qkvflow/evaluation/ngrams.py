@@ -105,28 +105,30 @@ class NgramModel:
 def ngram_losses(
     encoded: EncodedCorpus,
     max_order: int = 6,
-    smoothing: str = "witten-bell",
+    smoothings: Sequence[str] = ("witten-bell",),
     *,
     k: float = 0.1,
     max_tokens: int = MOST_TOKENS,
 ) -> list[dict[str, Any]]:
     """Nats per token of each order on validation and test (None where a split is empty), with
     counts from the train split, or from its first `max_tokens` tokens."""
-    model = NgramModel.fit(
-        encoded.train.tokens[:max_tokens], encoded.tokenizer.vocab_size, max_order
-    )
-    losses = {
-        name: mean_losses(model, getattr(encoded, name).tokens, smoothing=smoothing, k=k)
-        for name in ("validation", "test")
-    }
-    return [
-        {
-            "order": n + 1,
-            "smoothing": smoothing,
-            **{name: value[n] for name, value in losses.items()},
+    tokens = encoded.train.tokens[:max_tokens]
+    model = NgramModel.fit(tokens, encoded.tokenizer.vocab_size, max_order)
+    rows = []
+    for smoothing in smoothings:
+        losses = {
+            name: mean_losses(model, getattr(encoded, name).tokens, smoothing=smoothing, k=k)
+            for name in ("validation", "test")
         }
-        for n in range(max_order)
-    ]
+        rows += [
+            {
+                "order": n + 1,
+                "smoothing": smoothing,
+                **{name: value[n] for name, value in losses.items()},
+            }
+            for n in range(max_order)
+        ]
+    return rows
 
 
 def mean_losses(
