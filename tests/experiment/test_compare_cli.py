@@ -123,6 +123,25 @@ def test_dry_run_shows_matched_shapes(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("none", "match", "tuned"),
+    [((), "flops", True), (("--match", "none", "--tune", "none"), None, False)],
+)
+def test_a_preset_without_its_match_and_search(
+    none: tuple[str, ...],
+    match: str | None,
+    tuned: bool,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    more = ("--preset", "looped", "--models", "standard,shared", *none, "--dry-run")
+    assert main(options(text, tmp_path / "out", *more)) == 0
+    plan = yaml.safe_load(capsys.readouterr().out)
+    assert plan.get("match") == match
+    assert bool(plan.get("tune")) == tuned
+
+
 def test_matching_drops_no_model_of_the_users(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

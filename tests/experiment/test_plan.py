@@ -70,12 +70,6 @@ def test_presets_are_plans_and_survive_yaml(name: str):
     assert len(plan.seeds) >= 3, "with fewer seeds nothing is inferred"
 
 
-@pytest.mark.parametrize("none", ["none", ["none"], None])
-def test_the_search_of_a_preset_can_be_left_out(none: Any):
-    assert make_plan(preset("looped")).tune is not None
-    assert make_plan({**preset("looped"), "tune": none}).tune is None
-
-
 def test_quick_has_a_recipe_for_each_model_and_the_controls_of_its_questions():
     plan = make_plan(preset("quick"))
     controls = {"standard", "shared", "frozen-time", "gated-euler"}

@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--seeds", metavar="N|A,B,...", help="how many seeds, or which (default 3)")
     for kind, (metavar, text) in _BUDGETS.items():
         plan.add_argument(f"--{kind}", metavar=metavar, help=f"the budget of every run: {text}")
-    plan.add_argument("--match", help="rescale widths to the reference's params or flops")
+    plan.add_argument("--match", help="rescale widths to the reference's params or flops; none")
     plan.add_argument(
         "--reference", metavar="LABEL", help="the model to match (default: the first)"
     )
@@ -147,8 +147,9 @@ def plan_of(args: argparse.Namespace) -> Any:
         content.pop("questions", None)
         content.pop("reference", None)
     for key in ("match", "reference", "tune", "evaluations", "speed_rounds", "title"):
-        if getattr(args, key) is not None:
-            content[key] = getattr(args, key)
+        if (given := getattr(args, key)) is not None:
+            left_out = key in ("match", "tune") and given in ("none", ["none"])
+            content[key] = None if left_out else given
     if not content.get("models"):
         content["models"] = list(DEFAULT_MODELS)
     if content.get("match") and not args.models:

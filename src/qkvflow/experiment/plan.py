@@ -265,8 +265,8 @@ def _budget(values: Mapping[str, Any]) -> Budget:
 
 
 def _tuning(value: Any) -> Search | None:
-    """`lr`, `lr=1e-3,3e-3`, several such texts, `none`, or the parts of a `Search`."""
-    if value in (None, "none", ["none"]):
+    """`lr`, `lr=1e-3,3e-3`, several such texts, or the parts of a `Search`."""
+    if value is None:
         return None
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple):
@@ -274,8 +274,7 @@ def _tuning(value: Any) -> Search | None:
     known = ("search", "trials", "seeds", "prune", "seed")
     if not isinstance(value, Mapping) or set(value) - set(known):
         raise UserError(
-            "tune must be lr, lr=1e-3,3e-3, none, or have a search, trials and seeds, not "
-            f"{value!r}"
+            f"tune must be lr, lr=1e-3,3e-3, or have a search, trials and seeds, not {value!r}"
         )
     search = {"search": {"optim.lr": TUNING_RATES}, "seeds": 2, "prune": False}
     return make_search(**{**search, **value})
