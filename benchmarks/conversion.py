@@ -25,6 +25,7 @@ import yaml
 
 from qkvflow.digests import read_sealed, write_sealed
 from qkvflow.experiment.executors.local import worker_environment
+from qkvflow.limits import cpu_limit
 
 SHAPE = "--model standard-llama --d-model 64 --layers 6 --heads 4 --context 128 --batch-size 8"
 RECIPE = "--optim.name muon --train.eval_test true --train.samples none --checkpoint.finished best"
@@ -261,7 +262,7 @@ if __name__ == "__main__":
     parser.add_argument("--data", default="stdlib?split=0.995,0.0025,0.0025")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=cpu_limit())
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     Study(args.out, args.data, args.steps, args.seeds, args.workers, args.list).run()
