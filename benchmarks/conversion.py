@@ -177,10 +177,10 @@ class Study:
     # What is known of them
 
     def write_plan(self) -> None:
-        asked = [("Is a teacher better than the text alone?", "taught", "text")]
-        asked += [("Is converting better than training from scratch?", "taught", "scratch")]
+        asked = [("is a teacher better than the text alone?", "taught", "text")]
+        asked += [("is converting better than training from scratch?", "taught", "scratch")]
         questions = [
-            {"name": f"{name} {field}", "a": f"{field}-{a}", "b": f"{field}-{b}"}
+            {"name": f"Of {field}, {name}", "a": f"{field}-{a}", "b": f"{field}-{b}"}
             for name, a, b in asked
             for field in FIELDS
         ]

@@ -64,10 +64,12 @@ def unstack_segments(model: LanguageModel, caches: tuple[Any, ...]) -> list[list
 def share_equal(steps: list[Any]) -> list[Any]:
     """Trees of one structure, in which arrays that are equal have become the same: weights that
     repeat along depth are then held and read once. On CPUs alone, where looking costs no copy."""
-    columns = zip(*(jax.tree.leaves(step) for step in steps), strict=True)
-    rows = zip(*map(_first_equals, columns), strict=True)
-    structure = jax.tree.structure(steps[0])
-    return [jax.tree.unflatten(structure, row) for row in rows]
+    leaves, structures = zip(*map(jax.tree.flatten, steps), strict=True)
+    columns = [_first_equals(arrays) for arrays in zip(*leaves, strict=True)]
+    return [
+        jax.tree.unflatten(structure, [column[i] for column in columns])
+        for i, structure in enumerate(structures)
+    ]
 
 
 def _first_equals(arrays: tuple[Any, ...]) -> list[Any]:
