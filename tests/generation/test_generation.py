@@ -205,7 +205,7 @@ def test_caches_that_grow_change_nothing(name: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("name", "steps", "different"), [("shared", 4, 1), ("standard", 4, 4)])
-def test_weights_that_repeat_are_held_once(name: str, steps: int, different: int):
+def test_weights_that_repeat_are_one_array(name: str, steps: int, different: int):
     model = decoding.precompute(tiny(name, num_steps=steps))
     [made] = decoding.apart(model).blocks
     matrices = [leaf for step in made for leaf in jax.tree.leaves(step) if leaf.ndim == 2]

@@ -63,7 +63,7 @@ def unstack_segments(model: LanguageModel, caches: tuple[Any, ...]) -> list[list
 
 def share_equal(steps: list[Any]) -> list[Any]:
     """Trees of one structure, in which arrays that are equal have become the same: weights that
-    repeat along depth are then held and read once. On CPUs alone, where looking costs no copy."""
+    repeat along depth are then read from one place. On CPUs alone, where looking costs no copy."""
     leaves, structures = zip(*map(jax.tree.flatten, steps), strict=True)
     columns = [_first_equals(arrays) for arrays in zip(*leaves, strict=True)]
     return [

@@ -150,7 +150,7 @@ take_apart = eqx.filter_jit(
 
 
 def apart(model: LanguageModel) -> Apart:
-    """The decoder of a precomputed model; weights that repeat along depth are held once."""
+    """The decoder of a precomputed model; it reads weights that repeat from one array."""
     return Apart(list(map(share_equal, take_apart(model))))
 
 

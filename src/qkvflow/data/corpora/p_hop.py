@@ -13,8 +13,8 @@ take depth. Entropy: n ln V, because the markers are fixed and the answer is det
 
 `hops=1-8` draws p for every document, uniformly, and tells it: a symbol of its own for each p is in
 the place of the ?, and the entropy is ln 8 more. `questions=8` asks up to so many in a row, each
-with another p (all of them here, so that the entropy is ln 8! more): one answer among 64 random
-tokens is a weak signal to learn from.
+with another p (all of them here, so that the entropy is ln 8! more): one answer among many
+random tokens is a weak signal to learn from.
 
 Options: `hops` (4), `questions` (1), `symbols` (4), `sequence` (61: 64 tokens), `length` (200000),
 `seed`, `split`.
