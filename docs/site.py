@@ -1,7 +1,8 @@
 """What the site has besides the pages in docs/: hooks of mkdocs.yml.
 
 - README, CONTRIBUTING, CHANGELOG, SECURITY and configs/README.md, with their links turned;
-- notebooks are executed and shown with their outputs;
+- notebooks are executed and shown with their outputs, and with a button that opens them in Colab
+  where the address of the repository is known (`REPOSITORY_URL`, given by the workflow);
 - the reference of the command line is made from the parsers, that of Python from what packages
   export (mkdocstrings fills it from the docstrings);
 - formulas become MathML when the site is built, so that pages load nothing to show them.
@@ -33,6 +34,14 @@ ROOMS = (
     *("qkvflow.finetune", "qkvflow.interop", "qkvflow.statistics", "qkvflow.report"),
 )
 """Packages whose exports are the Python interface."""
+
+GITHUB = "https://github.com/"
+COLAB = "https://colab.research.google.com"
+INSTALL = [
+    "# Where qkvflow is not installed yet, from a clone of its repository:\n",
+    "# %pip install -q '.[figures]'\n",
+]
+"""How the code of every notebook begins."""
 
 
 class Cell(NamedTuple):
@@ -85,9 +94,26 @@ def _figures() -> tuple[bytes, ...]:
     return tuple(drawn)
 
 
-def notebook_page(path: Path) -> str:
+def colab_notebook(path: Path, repository: str) -> str:
+    """The notebook as Colab opens it: it installs qkvflow from the repository first."""
+    notebook = json.loads(path.read_text("utf-8"))
+    sources = [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    if not sources or sources[0][:2] != INSTALL:
+        raise ValueError(f"{path.name} needs to begin its code with {''.join(INSTALL)!r}")
+    sources[0][:2] = [f"%pip install -q 'qkvflow[figures] @ git+{repository}'\n"]
+    return json.dumps(notebook, indent=1)
+
+
+def colab_button(name: str, repository: str) -> str:
+    """A link that opens the notebook of the published site in Colab."""
+    owned = repository.removeprefix(GITHUB)
+    address = f"{COLAB}/github/{owned}/blob/gh-pages/notebooks/{name}.ipynb"
+    return f"[Open in Colab]({address}){{ .md-button }}"
+
+
+def notebook_page(path: Path, repository: str | None = None) -> str:
     """A notebook with its outputs, in Markdown."""
-    parts = []
+    parts = [] if repository is None else [colab_button(path.stem, repository)]
     for cell in run_notebook(path):
         parts.append(cell.source if cell.kind == "markdown" else f"```python\n{cell.source}\n```")
         if cell.printed.strip():
@@ -176,18 +202,21 @@ def examples_page() -> str:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
+    address = (config.repo_url or "").rstrip("/")
+    repository = address if address.startswith(GITHUB) else None
     made = {page: copied_page(source) for page, source in COPIED.items()}
-    made |= {
-        f"notebooks/{path.stem}.md": notebook_page(path)
-        for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
-    }
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        made[f"notebooks/{path.stem}.md"] = notebook_page(path, repository)
+        if repository is not None:
+            made[f"notebooks/{path.name}"] = colab_notebook(path, repository)
     made["reference/command-line.md"] = command_line_page()
     made["reference/python.md"] = python_page()
     made["examples.md"] = examples_page()
     for page, content in made.items():
-        files.append(File.generated(config, page, content=content))
+        included = InclusionLevel.INCLUDED  # Notebooks that are not made stay out.
+        files.append(File.generated(config, page, content=content, inclusion=included))
     return files
 
 

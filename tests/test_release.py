@@ -16,6 +16,7 @@ import yaml
 import qkvflow
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/example/qkvflow"
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -36,6 +37,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(source) as archive:
         archive.extractall(out, filter="data")
     unpacked = out / source.name.removesuffix(".tar.gz")
+    # As the workflow does before it builds: the addresses of the repository that releases it.
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = workflow["jobs"]["build"]["steps"]
+    [addresses] = [step for step in steps if "project.urls" in step.get("run", "")]
+    run("sh", "-c", f"URL={REPOSITORY}\n{addresses['run']}", cwd=unpacked)
     run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out, cwd=unpacked)
     [built] = out.glob("*.whl")
     return built
@@ -52,6 +58,7 @@ def test_what_the_wheel_holds(wheel: Path):
     assert ours <= set(names)
     assert metadata["Version"] == qkvflow.__version__
     assert metadata["License-Expression"] == "MIT"
+    assert f"Repository, {REPOSITORY}" in metadata.get_all("Project-URL", [])
 
 
 @pytest.mark.slow

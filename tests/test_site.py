@@ -14,6 +14,7 @@ from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.training import train
 
 ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/example/qkvflow"
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -48,7 +49,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from mkdocs.config import load_config
 
     out = tmp_path_factory.mktemp("site")
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out), strict=True)
+    # As the workflow that publishes it does, which knows where the repository is.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPOSITORY_URL", REPOSITORY)
+        config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(out), strict=True)
     with kept_registries(), pytest.MonkeyPatch.context() as patch:
         for name in ("qkvflow.training.train", "qkvflow.finetune.run.train"):
             patch.setattr(name, train_briefly)
@@ -74,11 +78,26 @@ def test_the_site_builds(site: Path):
         shown = (site / "notebooks" / f"{path.stem}.html").read_text()
         assert "nats" in shown
         assert "<math" in shown
+        # Colab opens what is published beside the page, which installs qkvflow first.
+        opened = f"/github/example/qkvflow/blob/gh-pages/notebooks/{path.name}"
+        assert f"https://colab.research.google.com{opened}" in shown
+        notebook = json.loads((site / "notebooks" / path.name).read_text())
+        code = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+        assert code["source"][0] == f"%pip install -q 'qkvflow[figures] @ git+{REPOSITORY}'\n"
     assert "data:image/png;base64" in (site / "notebooks" / "inside.html").read_text()
     assert "<math" in (site / "concepts.html").read_text()
     assert "qkvflow.lm.LanguageModel" in (site / "reference" / "python.html").read_text()
     # Formulas are in the page: nothing is loaded to show them.
     assert "mathjax" not in (site / "concepts.html").read_text().lower()
+
+
+def test_without_an_address_no_badge(pages: Any, tmp_path: Path):
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": ["# Title"]}]}))
+    assert pages.notebook_page(path) == "# Title"
+    assert "colab" in pages.notebook_page(path, REPOSITORY)
+    with pytest.raises(ValueError, match="needs to begin"):
+        pages.colab_notebook(path, REPOSITORY)
 
 
 def test_the_reference_of_the_command_line_is_whole(pages: Any):
