@@ -1,4 +1,5 @@
-"""Tokens per second of generation: with caches and without, along the length, drafted, in batches.
+"""Tokens per second of generation: with caches and without, along the length, drafted, in batches,
+with weights that repeat along depth.
 
     python -m benchmarks.generation [--models standard,mamba] [--tokens 256] [--no-torch]
 
@@ -95,6 +96,23 @@ def batches(names: Iterable[str], tokens: int) -> None:
         print(f"{name:20} {' '.join(cells)}", flush=True)
 
 
+def repeated(tokens: int, rounds: int) -> None:
+    """Weights that repeat along depth are read from one array, which may stay in the processor's
+    cache: `shared` beside `standard` of the same shape, taking turns."""
+    print("\ntokens/s of 12 steps, one sequence    standard    shared    ratio")
+    for width in (256, 512, 768):
+        shape = {"d_model": width, "num_heads": width // 64, "num_steps": 12}
+        models = {name: model_of(name, **shape) for name in ("standard", "shared")}
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        for _ in range(rounds):
+            for name, model in models.items():
+                each = best(lambda m=model: generate(m, [prompt_of()], num_tokens=tokens), 1)
+                seconds[name].append(each)
+        standard, shared = (np.asarray(seconds[name]) for name in models)
+        speeds = " ".join(f"{tokens / np.median(each):11.0f}" for each in (standard, shared))
+        print(f"{f'{width} wide':30} {speeds} {np.median(standard / shared):8.2f}", flush=True)
+
+
 def drafted(tokens: int) -> None:
     print("\ntong at 24 steps, drafts of 4     tokens/s   accepted   tokens per pass")
     model, prompt = model_of("tong", num_steps=24), prompt_of()
@@ -181,6 +199,7 @@ def main() -> None:
     cached_and_uncached(names, args.tokens)
     along_the_length([name for name in names if name in ("standard", "mamba")] or names)
     batches(names[:1], args.tokens)
+    repeated(args.tokens, args.rounds)
     drafted(args.tokens)
 
 

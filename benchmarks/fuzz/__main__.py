@@ -98,7 +98,7 @@ def make_tasks(folder: Path) -> None:
         "generation_kwargs: {until: ['\\n'], max_gen_toks: 2}",
         "rolling": "loglikelihood_rolling, doc_to_text: '', doc_to_target: '{{q}}'",
     }
-    rows = [{"q": "depth is a", "a": ["coordinate", "flow"]}, {"q": "the flow", "a": ["of", "is"]}]
+    rows = [{"q": "the", "a": ["flow", "a"]}, {"q": "flow", "a": ["of", "is"]}]  # In a context of 8.
     data = folder / "rows.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     source = f"dataset_path: json, dataset_kwargs: {{data_files: {{test: '{data}'}}}}"

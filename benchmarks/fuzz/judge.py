@@ -11,6 +11,8 @@ _INTERNALS = re.compile(
     r"|has no attribute|invalid literal|jaxlib|XlaRuntime|INTERNAL:|INVALID_ARGUMENT|\('\w+'\)"
     r"|not iterable|out of bounds|codec can't|Errno|zero-size array|broadcast"
 )
+_BESIDE = re.compile(r"^note: |^\[\d+\] |^\s*$|it/s\]|s/it\]")
+"""Notes, what each of the processes of a launch has said itself, and the harness' progress."""
 _NO_ROOM = re.compile(r"too long|[Nn]ot a directory|Is a directory|denied|symbolic links")
 _CODES = {0: "done", 1: "unclear", 2: "refused", 130: "stopped", 143: "stopped"}
 _EXPECTED = re.compile(r"^qkvflow: .*(not finite|every run failed|failed and left out)", re.M)
@@ -47,8 +49,7 @@ def judge(code: int, said: str, *, late: bool) -> Outcome:
 
 
 def _refusal(said: str) -> Outcome:
-    # Notes, and what each of the processes of a launch has said itself.
-    lines = [line for line in said.splitlines() if not re.match(r"note: |\[\d+\] ", line)]
+    lines = [line for line in said.splitlines() if not _BESIDE.search(line)]
     told = [line for line in lines if line.startswith("qkvflow: ")]
     if len(told) != 1 or len(lines) > 1:
         other = [line for line in lines if line not in told]

@@ -1,5 +1,10 @@
 """Generation equals the full forward pass, for every model, scheme, batch and window."""
 
+import dataclasses
+import math
+import re
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import equinox as eqx
@@ -15,6 +20,7 @@ from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.generation import (
     Session,
     cache_bytes,
+    cores,
     decoding,
     generate,
     generate_speculative,
@@ -23,7 +29,7 @@ from qkvflow.generation import (
     stream,
 )
 from qkvflow.generation.caches import share_equal, slot_sizes
-from qkvflow.generation.decoding import prefill, steps
+from qkvflow.generation.decoding import Request, prefill, steps
 from qkvflow.generation.prompts import Window, groups
 from qkvflow.generation.recompute import recompute
 from qkvflow.lm import LanguageModel
@@ -108,6 +114,71 @@ def test_a_batch_is_its_sequences_alone(name: str):
     again = generate(model, prompts[:1] * 4, num_tokens=7, temperature=0.9, top_k=9, seed=3)
     assert again[0] == together[0]
     assert again[3] != together[0]
+
+
+def test_groups_side_by_side_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    model = tiny("standard")
+    prompts = [prompt_of(n, seed=n) for n in (5, 3, 9, 5, 4, 2, 7)]
+    options: dict[str, Any] = {"num_tokens": 12, "temperature": 0.9, "seed": 3}
+    options["stop"] = generate(model, prompts[:1], **options)[0][3]
+    made = {}
+    for number in (1, 3):
+        monkeypatch.setattr(decoding, "lanes", lambda sequences, number=number: number)
+        made[number] = generate(model, prompts, **options)
+    assert made[1] == made[3]
+    assert len(made[1][0]) <= 4
+    assert [len(group) for group in groups(prompts, 64, 3)] == [3, 3, 1]
+    assert [len(group) for group in groups(prompts, 2, 3)] == [1] * 7
+
+
+def test_as_many_groups_as_cores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cores, "cpu_limit", lambda: 8)
+    wanted = {0: 1, 1: 1, 2: 2, 8: 2, 16: 4, 32: 8, 64: 8}
+    assert {count: cores.lanes(count) for count in wanted} == wanted
+    monkeypatch.setattr(cores.jax, "device_count", lambda: 2)
+    assert cores.lanes(64) == 1
+
+
+def test_what_is_side_by_side_runs_at_once_and_fails_together():
+    meet, seen = threading.Barrier(2, timeout=60), []
+
+    def work(name: int, *, fails: bool = False) -> Iterator[None]:
+        meet.wait()  # For the other: alone it would wait for ever.
+        if fails:
+            raise UserError("no more")
+        while True:
+            seen.append(name)
+            yield
+            if not endless:
+                return
+
+    endless = False
+    cores.side_by_side([work(0), work(1)], 2)
+    assert sorted(seen) == [0, 1]
+    endless = True
+    with pytest.raises(UserError, match="no more"):
+        cores.side_by_side([work(0, fails=True), work(1)], 2)
+
+
+@pytest.mark.usefixtures("cold_compilation")
+@pytest.mark.parametrize("batch", [1, 2])
+def test_caches_are_written_where_they_are(batch: int):
+    """A copy of them for every token would cost as much as the model."""
+    model = decoding.precompute(tiny("standard", num_heads=2))
+    request = Request(8, make_sampler(), 0)
+    start, _, _, job = decoding.lay_out([prompt_of(5)] * batch, list(range(batch)), request)
+    job = dataclasses.replace(job, decoder=decoding.apart(model))
+    tokens = jnp.asarray(start)
+    run = prefill((model, job, jnp.int32(0)), tokens, jnp.zeros_like(tokens), 5, 24)
+    run = decoding.arrange((model, job), run, 24)
+    [slots] = {leaf.shape for leaf in jax.tree.leaves(run.caches)}
+    text = steps.lower((model, job, jnp.int32(0), jnp.int32(4)), run).compile().compiled.as_text()
+    shape = ",".join(map(str, slots))
+    assert f"f32[{shape}]" in text
+    # In any shape with as many entries, and transposed or not.
+    copied = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", text)
+    sizes = [math.prod(map(int, each.split(","))) for each in copied]
+    assert math.prod(slots) not in sizes
 
 
 def test_sampling_is_a_function_of_seed_sequence_and_position():

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.base import (
     AbstractAppendingMixer,
@@ -52,11 +52,13 @@ KVHeads = Float[Array, "batch seq kv_heads d_head"]
 class KVCache(eqx.Module):
     """Keys and values of the tokens so far, in place for `length` tokens.
 
-    Heads come first, so that products over positions read them as they lie in memory.
+    All heads of a sequence, then those of the next, so that products over positions read them as
+    they lie in memory. One axis and not two: XLA would make one of both for the products, and
+    copies a cache that is written in another shape than it is read in.
     """
 
-    keys: Float[Array, "batch kv_heads length d_head"]
-    values: Float[Array, "batch kv_heads length d_head"]
+    keys: Float[Array, "batch_kv_heads length d_head"]
+    values: Float[Array, "batch_kv_heads length d_head"]
 
 
 class Rotary(NamedTuple):
@@ -116,44 +118,57 @@ def attend_to_past(q: Heads, past: KVCache, new: KVCache, start: int | Int[Array
 
     Two products instead of one over a cache with `new` written into it, which would be copied.
     """
-    batch, seq, heads, d_head = q.shape
-    kv_heads, length = past.keys.shape[1:3]
-    q = q.reshape(batch, seq, kv_heads, heads // kv_heads, d_head)
-
-    def scores(keys: Array, mask: Array) -> Array:
-        each = jnp.einsum(
-            "bskgd,bktd->bkgst", q, keys.astype(q.dtype), preferred_element_type=jnp.float32
-        )
-        return jnp.where(mask[None, None, None], each / d_head**0.5, -jnp.inf)
-
+    seq, length = q.shape[1], past.keys.shape[1]
     seen = jnp.broadcast_to(jnp.arange(length)[None] < start, (seq, length))
     causal = jnp.tril(jnp.ones((seq, seq), bool))
-    both = jnp.concatenate([scores(past.keys, seen), scores(new.keys, causal)], axis=-1)
-    weights = jax.nn.softmax(both, axis=-1).astype(q.dtype)
-
-    def mix(weights: Array, values: Array) -> Array:
-        return jnp.einsum("bkgst,bktd->bskgd", weights, values.astype(q.dtype))
-
-    mixed = mix(weights[..., :length], past.values) + mix(weights[..., length:], new.values)
-    return mixed.reshape(batch, seq, heads, d_head)
+    scores = [_scores(q, past.keys, seen), _scores(q, new.keys, causal)]
+    weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(q.dtype)
+    before, now = jnp.split(weights, [length], axis=-1)
+    return _mixed(before, past.values, q.shape) + _mixed(now, new.values, q.shape)
 
 
 def attend_to_cache(q: Heads, cache: KVCache, start: int | Int[Array, ""]) -> Heads:
     """As `attend_to_past`, over a cache that the new tokens are in already."""
-    batch, seq, heads, d_head = q.shape
-    kv_heads, length = cache.keys.shape[1:3]
-    q = q.reshape(batch, seq, kv_heads, heads // kv_heads, d_head)
-    keys, values = cache.keys.astype(q.dtype), cache.values.astype(q.dtype)
-    scores = jnp.einsum("bskgd,bktd->bkgst", q, keys, preferred_element_type=jnp.float32)
+    seq, length = q.shape[1], cache.keys.shape[1]
     seen = jnp.arange(length)[None] <= start + jnp.arange(seq)[:, None]
-    scores = jnp.where(seen[None, None, None], scores / d_head**0.5, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    mixed = jnp.einsum("bkgst,bktd->bskgd", weights, values)
-    return mixed.reshape(batch, seq, heads, d_head)
+    weights = jax.nn.softmax(_scores(q, cache.keys, seen), axis=-1).astype(q.dtype)
+    return _mixed(weights, cache.values, q.shape)
+
+
+def _scores(
+    q: Heads, keys: Float[Array, "batch_kv_heads length d_head"], seen: Bool[Array, "seq length"]
+) -> Float[Array, "batch_kv_heads group_seq length"]:
+    """Of all queries of a head's group, one token of the group after another."""
+    batch, seq, heads, d_head = q.shape
+    group = batch * heads // keys.shape[0]
+    q = q.reshape(batch, seq, heads // group, group, d_head).transpose(0, 2, 3, 1, 4)
+    each = jax.lax.dot_general(
+        q.reshape(-1, group * seq, d_head),
+        keys.astype(q.dtype),
+        (((2,), (2,)), ((0,), (0,))),
+        preferred_element_type=jnp.float32,
+    )
+    return jnp.where(jnp.tile(seen, (group, 1))[None], each / d_head**0.5, -jnp.inf)
+
+
+def _mixed(
+    weights: Float[Array, "batch_kv_heads group_seq length"],
+    values: Float[Array, "batch_kv_heads length d_head"],
+    shape: tuple[int, ...],
+) -> Heads:
+    """Values by the weights of each query, in the shape of the queries."""
+    batch, seq, heads, d_head = shape
+    mixed = jax.lax.dot_general(weights, values.astype(weights.dtype), (((2,), (1,)), ((0,), (0,))))
+    mixed = mixed.reshape(batch, -1, weights.shape[1] // seq, seq, d_head)
+    return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, seq, heads, d_head)
 
 
 def _as_cache(k: KVHeads, v: KVHeads, dtype: Any) -> KVCache:
-    return KVCache(jnp.swapaxes(k, 1, 2).astype(dtype), jnp.swapaxes(v, 1, 2).astype(dtype))
+    def rows(each: KVHeads) -> Float[Array, "batch_kv_heads seq d_head"]:
+        batch, seq, kv_heads, d_head = each.shape
+        return jnp.swapaxes(each, 1, 2).reshape(batch * kv_heads, seq, d_head).astype(dtype)
+
+    return KVCache(rows(k), rows(v))
 
 
 class ValueMix(AbstractWeights):
@@ -220,7 +235,7 @@ class Attention(AbstractAppendingMixer):
 
     def init_state(self, batch: int, length: int, dtype: jnp.dtype) -> KVCache:
         d_head = self.out.weight.shape[-2] // self.num_heads
-        shape = (batch, self.num_kv_heads, length, d_head)
+        shape = (batch * self.num_kv_heads, length, d_head)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
     def extend(

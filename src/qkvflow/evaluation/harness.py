@@ -7,7 +7,7 @@ last one that is shifted back to a full context. Where the text is a whole numbe
 is what `qkvflow eval` computes on the same text with the prefix in front.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -22,6 +22,7 @@ from qkvflow.data.tokenizers import Tokenizer
 from qkvflow.distributed.memory import check_program
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import evaluation_batch
+from qkvflow.generation.cores import lanes, side_by_side
 from qkvflow.generation.decoding import Request, precompute, run_group
 from qkvflow.generation.prompts import check, groups, round_up
 from qkvflow.generation.sampling import make_sampler
@@ -165,16 +166,21 @@ class HarnessModel(TemplateLM):
         )
         encoded = [self.tok_encode(prompt) or [self.prefix_token_id] for prompt in prompts]
         texts = check(self._model, encoded, most, window=True)
-        request = Request(most, sampler, 0, True)
+        at_once = lanes(min(self._batch_size, len(texts)))
+        request = Request(most, sampler, 0, True, lanes=at_once)
         model = precompute(self._model)
         new: list[list[int]] = [[] for _ in texts]
-        for group in groups(texts, self._batch_size):
+
+        def complete(group: list[int]) -> Iterator[None]:
             for parts in run_group(model, texts, group, request):
                 for index, part in zip(group, parts.tokens, strict=True):
                     new[index] += part
                 said = (self._tokenizer.decode(new[index]) for index in group)
                 if until and all(any(stop in text for stop in until) for text in said):
-                    break
+                    return
+                yield
+
+        side_by_side(map(complete, groups(texts, self._batch_size, at_once)), at_once)
         return [_cut(self._tokenizer.decode(each), until) for each in new]
 
 

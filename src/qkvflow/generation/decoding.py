@@ -30,6 +30,7 @@ from qkvflow.generation.caches import (
     unstack,
     unstack_segments,
 )
+from qkvflow.generation.cores import lanes, side_by_side
 from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
@@ -218,6 +219,8 @@ class Request(NamedTuple):
     at_a_time: int = GROUP
     """Tokens made by one dispatch."""
     decoder: AbstractDecoder = FullDepth()
+    lanes: int = 1
+    """Groups that run at the same time."""
     few_shapes: bool = False
     """Round what is fed at once even where all prompts are of one length."""
 
@@ -285,7 +288,7 @@ def run_group(
     if isinstance(job.decoder, FullDepth):
         job = dataclasses.replace(job, decoder=apart(model))
     span = Window(model, request.window, start.shape[1])
-    check_caches(model, start.shape[0], span.length)
+    check_caches(model, start.shape[0] * request.lanes, span.length)
     sizes = slot_sizes(model, start.shape[0], span.length)
     done, run, slots = first_length(lengths, request.few_shapes), None, 0
 
@@ -376,15 +379,20 @@ def generate(
     sampler = make_sampler(temperature=temperature, top_k=top_k, top_p=top_p)
     texts = check(model, prompts, num_tokens, window=window)
     out: list[list[int]] = [[] for _ in texts]
-    request = Request(num_tokens, sampler, seed, window)
+    at_once = lanes(min(batch_size, len(texts)))
+    request = Request(num_tokens, sampler, seed, window, lanes=at_once)
     model = precompute(model)
-    for group in groups(texts, batch_size):
+
+    def complete(group: list[int]) -> Iterator[None]:
         for parts in run_group(model, texts, group, request):
             for index, part in zip(group, parts.tokens, strict=True):
                 if stop is None or stop not in out[index]:
                     out[index] += part
             if stop is not None and all(stop in out[index] for index in group):
-                break
+                return
+            yield
+
+    side_by_side(map(complete, groups(texts, batch_size, at_once)), at_once)
     if stop is not None:
         out = [text[: text.index(stop) + 1] if stop in text else text for text in out]
     return out

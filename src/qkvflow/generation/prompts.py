@@ -45,10 +45,12 @@ def check(
     return texts
 
 
-def groups(texts: list[list[int]], batch_size: int) -> list[list[int]]:
-    """Indices of prompts that are run together: of similar length, at most `batch_size`."""
+def groups(texts: list[list[int]], batch_size: int, lanes: int = 1) -> list[list[int]]:
+    """Indices of prompts that are run together: of similar length, and so many that `lanes` groups
+    at once are at most `batch_size` sequences, or one each."""
     if batch_size < 1:
         raise UserError(f"batch_size must be at least 1, not {batch_size}")
+    batch_size = -(-min(batch_size, len(texts)) // lanes)
     by_length: dict[int, list[int]] = {}
     for index, text in enumerate(texts):
         by_length.setdefault(len(text) // SPAN, []).append(index)
