@@ -35,7 +35,6 @@ from qkvflow.blocks.base import (
     Rows,
     dropout,
     init_linear,
-    place,
 )
 from qkvflow.blocks.kernels import attend
 from qkvflow.blocks.kernels.norm import init_norm
@@ -163,6 +162,11 @@ def _mixed(
     return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, seq, heads, d_head)
 
 
+def _first(rows: Rows) -> bool:
+    """Whether it is known that nothing comes before."""
+    return isinstance(rows.start, int) and rows.start == 0
+
+
 def _as_cache(k: KVHeads, v: KVHeads, dtype: Any) -> KVCache:
     def rows(each: KVHeads) -> Float[Array, "batch_kv_heads seq d_head"]:
         batch, seq, kv_heads, d_head = each.shape
@@ -238,27 +242,24 @@ class Attention(AbstractAppendingMixer):
         shape = (batch * self.num_kv_heads, length, d_head)
         return KVCache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
 
-    def extend(
+    def project(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
-    ) -> tuple[Float[Array, "rows d_model"], KVCache]:
+    ) -> tuple[tuple[Heads, KVHeads, KVHeads], KVCache]:
         q, k, v = self._heads(x, rows)
-        new = _as_cache(k, v, state.keys.dtype)
-        state = jax.tree.map(lambda old, each: place(old, each, rows.start), state, new)
-        if isinstance(rows.start, int) and rows.start == 0:
-            mixed = attend(q, k, v)
-        else:
-            mixed = attend_to_cache(q, state, rows.start)
-        return self.out(mixed.reshape(rows.batch * rows.seq, -1)), state
+        return (q, k, v), _as_cache(k, v, state.keys.dtype)
+
+    def recall(
+        self, asked: tuple[Heads, KVHeads, KVHeads], rows: Rows, state: KVCache
+    ) -> Float[Array, "rows d_model"]:
+        mixed = attend(*asked) if _first(rows) else attend_to_cache(asked[0], state, rows.start)
+        return self.out(mixed.reshape(rows.batch * rows.seq, -1))
 
     def append(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: KVCache
     ) -> tuple[Float[Array, "rows d_model"], KVCache]:
-        q, k, v = self._heads(x, rows)
-        new = _as_cache(k, v, state.keys.dtype)
-        if isinstance(rows.start, int) and rows.start == 0:
-            mixed = attend(q, k, v)
-        else:
-            mixed = attend_to_past(q, state, new, rows.start)
+        asked, new = self.project(x, rows, state)
+        q, *_ = asked
+        mixed = attend(*asked) if _first(rows) else attend_to_past(q, state, new, rows.start)
         return self.out(mixed.reshape(rows.batch * rows.seq, -1)), new
 
     def flops_per_token(self, context: int) -> int:

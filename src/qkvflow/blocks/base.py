@@ -16,7 +16,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from qkvflow.blocks.kernels import product
 
@@ -143,10 +143,29 @@ class AbstractAppendingMixer(AbstractMixer):
     one that is written. Saying what to append spares the copy of everything before it."""
 
     @abc.abstractmethod
+    def project(self, x: Float[Array, "rows d_model"], rows: Rows, state: Any) -> tuple[Any, Any]:
+        """What the new tokens ask of a state, and their slots in it; see `place`."""
+
+    @abc.abstractmethod
+    def recall(self, asked: Any, rows: Rows, state: Any) -> Float[Array, "rows d_model"]:
+        """The increment, from what was asked and a state that the new tokens are in."""
+
+    @abc.abstractmethod
     def append(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
     ) -> tuple[Float[Array, "rows d_model"], Any]:
-        """As `extend`, but of the new state only the slots of the new tokens; see `place`."""
+        """As `extend`, but of the new state only the slots of the new tokens."""
+
+    def extend(
+        self, x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        asked, state = self.remember(x, rows, state)
+        return self.recall(asked, rows, state), state
+
+    def remember(self, x: Float[Array, "rows d_model"], rows: Rows, state: Any) -> tuple[Any, Any]:
+        """What the new tokens ask, and the state with them in it."""
+        asked, new = self.project(x, rows, state)
+        return asked, jax.tree.map(lambda old, each: place(old, each, rows.start), state, new)
 
 
 def place(state: Array, new: Array, start: int | Int[Array, ""]) -> Array:
@@ -215,6 +234,28 @@ class Branch(eqx.Module):
         """The increment of new tokens, and the cache after them."""
         y, state = self.mixer.extend(self.normalised(x), rows, state)
         return self._increment(x, y), state
+
+    def extend_if(
+        self, wanted: Bool[Array, ""], x: Float[Array, "rows d_model"], rows: Rows, state: Any
+    ) -> tuple[Float[Array, "rows d_model"], Any]:
+        """As `extend`; if it is not `wanted`, the cache alone, and increments of zero."""
+        if isinstance(self.mixer, AbstractAppendingMixer):
+            # Written before anything depends on what is wanted: XLA copies what a branch returns.
+            mixer, nothing = self.mixer, jnp.zeros_like(x)
+            asked, state = mixer.remember(self.normalised(x), rows, state)
+            y = jax.lax.cond(
+                wanted,
+                lambda: self._increment(x, mixer.recall(asked, rows, state)).astype(x.dtype),
+                lambda: nothing,
+            )
+            return y, state
+
+        def extended() -> tuple[Float[Array, "rows d_model"], Any]:
+            y, new = self.extend(x, rows, state)
+            return y.astype(x.dtype), new
+
+        # The compiler drops what only the increment needs.
+        return jax.lax.cond(wanted, extended, lambda: (jnp.zeros_like(x), extended()[1]))
 
     def append(
         self, x: Float[Array, "rows d_model"], rows: Rows, state: Any

@@ -35,25 +35,33 @@ from qkvflow.generation.prompts import Window, check, groups, round_up
 from qkvflow.generation.recompute import recompute
 from qkvflow.generation.sampling import Sampler, make_sampler, sequence_keys, token_keys
 from qkvflow.lm import LanguageModel
+from qkvflow.lm.segments import Segment
 from qkvflow.schemes import AbstractStepScheme
-from qkvflow.schemes.base import ApplyInPlace
+from qkvflow.schemes.base import ApplyInPlace, Hidden
 
 GROUP = 32
 """Tokens made by one dispatch when nobody watches."""
 
 
 class AbstractDecoder(eqx.Module):
-    """How one token is carried through depth."""
+    """How one token is carried through depth.
+
+    Weights and caches of every step are arrays of their own: from arrays over all depths XLA
+    copies each step's part for every token.
+    """
+
+    blocks: eqx.AbstractVar[Any]
+    """Of every segment and step those at its stages; None before `prepared`."""
 
     @abc.abstractmethod
     def __call__(
         self,
         model: LanguageModel,
         newest: Int[Array, "batch 1"],
-        caches: Any,
+        caches: list[Any],
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
-    ) -> tuple[Float[Array, "batch vocab"], Any, Int[Array, " batch"], Int[Array, ""]]:
+    ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
         """Logits after the newest tokens, the new caches, the steps that each prediction used
         and the steps that were run. Tokens that were `given` (by the prompt) take all steps."""
 
@@ -61,24 +69,7 @@ class AbstractDecoder(eqx.Module):
 class FullDepth(AbstractDecoder):
     """Every step, for every token."""
 
-    def __call__(
-        self,
-        model: LanguageModel,
-        newest: Int[Array, "batch 1"],
-        caches: Any,
-        start: Int[Array, ""],
-        given: Bool[Array, " batch"],
-    ) -> tuple[Float[Array, "batch vocab"], Any, Int[Array, " batch"], Int[Array, ""]]:
-        x, caches = model.advance(newest, caches, start)
-        depths = jnp.full(newest.shape[0], model.num_steps)
-        return model.logits(x), caches, depths, jnp.int32(model.num_steps)
-
-
-class Apart(AbstractDecoder):
-    """As `FullDepth`, with the weights and caches of every step in arrays of their own: from
-    arrays over all depths XLA copies each step's part for every token."""
-
-    blocks: list[list[Any]]
+    blocks: Any = None
 
     def __call__(
         self,
@@ -90,16 +81,24 @@ class Apart(AbstractDecoder):
     ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
         (x, rows), left = model.begin(newest, start), []
         for segment, stacks, states in zip(model.segments, self.blocks, caches, strict=True):
-            x = segment.entered(x)
-            before, made = segment.before(x, model.compute_dtype), []
-            x = segment.first(x, rows)
-            for blocks, state in zip(stacks, states, strict=True):
-                evaluate = ApplyInPlace(rows, state)
-                x = segment.step(blocks, x, evaluate, before)
-                made.append(evaluate.finish())
-            left.append(made)
+            x, new = through(
+                model, segment, stacks, x, [ApplyInPlace(rows, each) for each in states]
+            )
+            left.append(new)
         depths = jnp.full(newest.shape[0], model.num_steps)
         return model.logits(x), left, depths, jnp.int32(model.num_steps)
+
+
+def through(
+    model: LanguageModel, segment: Segment, stacks: list[Any], x: Hidden, applies: list[Any]
+) -> tuple[Hidden, list[Any]]:
+    """The state after a segment, and what its steps leave behind."""
+    x = segment.entered(x)
+    before = segment.before(x, model.compute_dtype)
+    x = segment.first(x, applies[0].rows)
+    for blocks, apply in zip(stacks, applies, strict=True):
+        x = segment.step(blocks, x, apply, before)
+    return x, [apply.finish() for apply in applies]
 
 
 class Job(eqx.Module):
@@ -150,9 +149,9 @@ take_apart = eqx.filter_jit(
 )
 
 
-def apart(model: LanguageModel) -> Apart:
+def prepared(decoder: AbstractDecoder, model: LanguageModel) -> Any:
     """The decoder of a precomputed model; it reads weights that repeat from one array."""
-    return Apart(list(map(share_equal, take_apart(model))))
+    return dataclasses.replace(decoder, blocks=list(map(share_equal, take_apart(model))))
 
 
 @eqx.filter_jit(donate="all-except-first")
@@ -197,12 +196,11 @@ def steps(fixed: tuple[LanguageModel, Job, Int[Array, ""], Int[Array, ""]], run:
     return jax.lax.while_loop(lambda run: run.position < last, body, run)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def arrange(fixed: tuple[LanguageModel, Job], run: Run, length: int) -> Run:
-    """The run with caches for `length` tokens or more, apart if its decoder is."""
-    model, job = fixed
-    caches, apart = run.caches, isinstance(job.decoder, Apart)
-    if apart and not isinstance(caches, list):
+@eqx.filter_jit
+def arrange(model: LanguageModel, run: Run, length: int) -> Run:
+    """The run with caches for `length` tokens or more, of every step apart."""
+    caches = run.caches
+    if not isinstance(caches, list):
         caches = unstack_segments(model, caches)
     return run._replace(caches=lengthen(model, caches, run.tokens.shape[0], length))
 
@@ -285,8 +283,7 @@ def run_group(
         yield from _without_caches(model, texts, group, request)
         return
     start, lengths, ends, job = lay_out(texts, group, request)
-    if isinstance(job.decoder, FullDepth):
-        job = dataclasses.replace(job, decoder=apart(model))
+    job = dataclasses.replace(job, decoder=prepared(job.decoder, model))
     span = Window(model, request.window, start.shape[1])
     check_caches(model, start.shape[0] * request.lanes, span.length)
     sizes = slot_sizes(model, start.shape[0], span.length)
@@ -304,14 +301,14 @@ def run_group(
             fixed = (model, job, jnp.int32(offset))
             slots = slots_for(done - offset + request.at_a_time)
             run = prefill(fixed, tokens, depths, done - offset, slots)
-            run = arrange((model, job), run, slots)
+            run = arrange(model, run, slots)
             made, before = 1, -model.num_steps
         else:
             before = int(run.steps)
             made = min(request.at_a_time, int(ends.max()) - done, span.end(done) - done)
             if done - offset + made - 1 > slots:
                 slots = slots_for(done - offset + made)
-                run = arrange((model, job), run, slots)
+                run = arrange(model, run, slots)
             run = steps((model, job, jnp.int32(offset), jnp.int32(made)), run)
         yield Part(
             _new(run.tokens, done, made, lengths, ends),

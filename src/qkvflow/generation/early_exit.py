@@ -30,40 +30,52 @@ from jaxtyping import Array, Bool, Float, Int
 
 from qkvflow.blocks.base import Branch, Rows
 from qkvflow.errors import UserError, unknown
-from qkvflow.generation.decoding import AbstractDecoder, Request, precompute, run_group
+from qkvflow.generation.caches import unstack_segments
+from qkvflow.generation.decoding import (
+    AbstractDecoder,
+    Request,
+    precompute,
+    prepared,
+    run_group,
+    through,
+)
 from qkvflow.generation.prompts import check, groups
 from qkvflow.generation.sampling import make_sampler
 from qkvflow.lm import LanguageModel
 from qkvflow.lm.model import placed
 from qkvflow.schemes import AbstractStepScheme
-from qkvflow.schemes.base import Hidden
+from qkvflow.schemes.base import ApplyCached, ApplyInPlace, Hidden
 
 
-class Held:
-    """As `schemes.base.ApplyCached`, with increments of zero for sequences that have left."""
+class ApplyHeld:
+    """As `schemes.base.ApplyInPlace`, with increments of zero for sequences that have left, which
+    are not computed when all have."""
 
-    def __init__(self, rows: Rows, states: tuple[Any, ...], left: Bool[Array, " batch"] | None):
+    def __init__(self, rows: Rows, states: tuple[Any, ...], left: Bool[Array, " batch"]):
         self.rows, self.states, self.left, self.new = rows, states, left, []
 
     def __call__(self, branch: Branch, x: Hidden) -> Hidden:
-        y, state = branch.append(x, self.rows, self.states[len(self.new)])
+        going = ~jnp.all(self.left)
+        y, state = branch.extend_if(going, x, self.rows, self.states[len(self.new)])
         self.new.append(state)
-        if self.left is None:
-            # All have left: nothing reads y, and the compiler drops what only y needs.
-            return jnp.zeros_like(x)
         return jnp.where(self.left[:, None], 0.0, y)
 
     def finish(self) -> tuple[Any, ...]:
         return tuple(self.new)
 
 
-def _put(caches: Array, new: Array, step: Int[Array, ""], start: Int[Array, ""]) -> Array:
-    """One step's new slots or state in the caches of all steps, in place."""
-    at = [
-        step,
-        *(start if new != old else 0 for new, old in zip(new.shape, caches.shape[1:], strict=True)),
-    ]
-    return jax.lax.dynamic_update_slice(caches, new[None], at)
+class Seen(NamedTuple):
+    """What is known of the sequences after a step."""
+
+    left: Bool[Array, " batch"]
+    depths: Int[Array, " batch"]
+    logits: Float[Array, "batch vocab"]
+    probabilities: Float[Array, "batch vocab"]
+    """Of the last look."""
+    stay: Float[Array, " batch"]
+    """The probability that an exit gate has not let them go."""
+    slots: list[Any]
+    """Of the coda."""
 
 
 class EarlyExit(AbstractDecoder):
@@ -72,6 +84,7 @@ class EarlyExit(AbstractDecoder):
     entropy: Float[Array, ""]
     change: Float[Array, ""]
     exit: Float[Array, ""]
+    blocks: Any = None
 
     def settled(
         self, now: Float[Array, "batch vocab"], before: Float[Array, "batch vocab"]
@@ -85,82 +98,73 @@ class EarlyExit(AbstractDecoder):
         self,
         model: LanguageModel,
         newest: Int[Array, "batch 1"],
-        caches: Any,
+        caches: list[Any],
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
-    ) -> tuple[Float[Array, "batch vocab"], Any, Int[Array, " batch"], Int[Array, ""]]:
-        core, batch = model.core, newest.shape[0]
-        stacks = core.stacks()
-        (e, rows), passed = model.begin(newest, start), []
-        for segment, old in zip(model.prelude, caches, strict=False):
-            e, new = model.append(segment, e, rows, old)
-            passed.append(placed(old, new, start))
-        before = core.before(e, model.compute_dtype)
-        old_coda = caches[len(model.prelude) + 1 :]
+    ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
+        core, batch, place = model.core, newest.shape[0], len(model.prelude)
+        (x, rows), made = model.begin(newest, start), []
+        for segment, stacks, states in zip(model.prelude, self.blocks, caches, strict=False):
+            x, new = through(model, segment, stacks, x, [ApplyInPlace(rows, s) for s in states])
+            made.append(new)
+        coda = list(zip(model.coda, self.blocks[place + 1 :], caches[place + 1 :], strict=True))
 
         def finish(x: Hidden) -> tuple[Hidden, list[Any]]:
             """The coda, from a state as if it were the core's last."""
             slots = []
-            for segment, old in zip(model.coda, old_coda, strict=True):
-                x, new = model.append(segment, x, rows, old)
+            for segment, stacks, states in coda:
+                x, new = through(model, segment, stacks, x, [ApplyCached(rows, s) for s in states])
                 slots.append(new)
             return x, slots
 
-        def step(i: Array, x: Hidden, caches: Any, left: Any) -> tuple[Hidden, Any]:
-            blocks, states = jax.tree.map(lambda leaf: leaf[i], (stacks, caches))
-            evaluate = Held(rows, states, left)
-            y = core.step(blocks, x, evaluate, before)
-            # An injection would move those that have left.
-            x = y if left is None or before is None else jnp.where(left[:, None], x, y)
-            return x, jax.tree.map(
-                lambda all, new: _put(all, new, i, start), caches, evaluate.finish()
-            )
-
-        def look(carry: Any) -> Any:
-            i, x, caches, left, depths, logits, last, stay, slots = carry
-            x, caches = step(i, x, caches, left)
-            end, made = finish(x)
-            slots = jax.tree.map(lambda old, new: _where(left, old, new), slots, made)
-            h = model.norm.at(1.0)(end)
-            new = model.project(h)
+        def look(x: Hidden, seen: Seen) -> Seen:
+            end, new = finish(x)
+            slots = jax.tree.map(lambda old, each: _where(seen.left, old, each), seen.slots, new)
+            h, stay = model.norm.at(1.0)(end), seen.stay
+            logits = model.project(h)
             if model.exit_gate is not None:
                 stay = stay * jax.nn.sigmoid(-model.exit_gate(h)[:, 0])
-            now = jax.nn.softmax(new, axis=-1)
-            logits = jnp.where(left[:, None], logits, new)
-            depths = depths + jnp.where(left, 0, 1)
+            now = jax.nn.softmax(logits, axis=-1)
             done = (self.exit > 0.0) & (1.0 - stay >= self.exit)
-            left = left | ((self.settled(now, last) | done) & ~given)
-            return i + 1, x, caches, left, depths, logits, now, stay, slots
+            done = (self.settled(now, seen.probabilities) | done) & ~given
+            return Seen(
+                seen.left | done,
+                seen.depths + jnp.where(seen.left, 0, 1),
+                jnp.where(seen.left[:, None], seen.logits, logits),
+                now,
+                stay,
+                slots,
+            )
 
-        def fill(carry: Any) -> Any:
-            i, caches = carry
-            return i + 1, step(i, x, caches, None)[1]
-
-        # Before the first step there is no prediction: a distance that is below no threshold.
-        nowhere = jnp.full((batch, model.vocab_size), jnp.inf)
-        i, x, inner, _, depths, logits, _, _, slots = jax.lax.while_loop(
-            lambda carry: (carry[0] < model.num_steps) & ~jnp.all(carry[3]),
-            look,
-            (
-                jnp.int32(0),
-                core.first(e, rows),
-                caches[len(model.prelude)],
-                jnp.zeros(batch, bool),
-                jnp.zeros(batch, jnp.int32),
-                jnp.zeros((batch, model.vocab_size), jnp.float32),
-                nowhere,
-                jnp.ones(batch, jnp.float32),
-                jax.tree.map(jnp.zeros_like, jax.eval_shape(finish, e)[1]),
-            ),
+        e = core.entered(x)
+        before, x, run = core.before(e, model.compute_dtype), core.first(e, rows), jnp.int32(0)
+        seen = Seen(
+            jnp.zeros(batch, bool),
+            jnp.zeros(batch, jnp.int32),
+            jnp.zeros((batch, model.vocab_size), jnp.float32),
+            # Before the first step there is none: a distance that is below no threshold.
+            jnp.full((batch, model.vocab_size), jnp.inf),
+            jnp.ones(batch, jnp.float32),
+            jax.tree.map(jnp.zeros_like, jax.eval_shape(finish, e)[1]),
         )
-        _, inner = jax.lax.while_loop(lambda carry: carry[0] < model.num_steps, fill, (i, inner))
-        ends = [placed(old, new, start) for old, new in zip(old_coda, slots, strict=True)]
-        return logits, (*passed, inner, *ends), depths, i
+        inner = []
+        for blocks, states in zip(self.blocks[place], caches[place], strict=True):
+            apply, going = ApplyHeld(rows, states, seen.left), ~jnp.all(seen.left)
+            y = core.step(blocks, x, apply, before)
+            # An injection would move those that have left.
+            x = y if before is None else jnp.where(seen.left[:, None], x, y)
+            inner.append(apply.finish())
+            seen = jax.lax.cond(going, look, lambda x, seen: seen, x, seen)
+            run = run + going
+        ends = [placed(old, new, start) for (*_, old), new in zip(coda, seen.slots, strict=True)]
+        return seen.logits, [*made, inner, *ends], seen.depths, run
 
 
 def _where(left: Bool[Array, " batch"], old: Array, new: Array) -> Array:
-    """Of arrays `steps batch ...`: the old ones of the sequences that have left."""
-    return jnp.where(left.reshape(1, -1, *(1,) * (old.ndim - 2)), old, new)
+    """The old ones of the sequences that have left. Arrays begin with sequences, or with sequences
+    and their heads as one axis."""
+    rows = jnp.repeat(left, old.shape[0] // left.shape[0])
+    return jnp.where(rows.reshape(-1, *(1,) * (old.ndim - 1)), old, new)
 
 
 def make_early_exit(*, entropy: float = 0.0, change: float = 0.0, exit: float = 0.0) -> EarlyExit:
@@ -168,7 +172,9 @@ def make_early_exit(*, entropy: float = 0.0, change: float = 0.0, exit: float = 
     for name, value in (("entropy", entropy), ("change", change), ("exit", exit)):
         if not 0.0 <= value < float("inf"):
             raise UserError(f"the threshold of {name} must be 0 or positive, not {value}")
-    return EarlyExit(jnp.float32(entropy), jnp.float32(change), jnp.float32(exit))
+    return EarlyExit(
+        entropy=jnp.float32(entropy), change=jnp.float32(change), exit=jnp.float32(exit)
+    )
 
 
 def check_scheme(model: LanguageModel, rule: EarlyExit) -> None:
@@ -266,7 +272,8 @@ def exit_quality(
     if tokens.shape[1] < 2:
         raise UserError("a text of at least 2 tokens is needed")
     check_scheme(model, rule)
-    numbers = _quality(precompute(model), rule, tokens)
+    precomputed = precompute(model)
+    numbers = _quality(precomputed, prepared(rule, precomputed), tokens)
     return Quality(*map(float, numbers), num_steps=model.num_steps)
 
 
@@ -281,7 +288,7 @@ def _quality(model: LanguageModel, rule: EarlyExit, tokens: Int[Array, "batch se
         )
         return caches, (logits, depths, run)
 
-    caches = model.init_caches(batch, seq)
+    caches = unstack_segments(model, model.init_caches(batch, seq))
     _, (logits, depths, run) = jax.lax.scan(body, caches, (jnp.arange(seq), tokens[:, :-1].T))
     full = jnp.swapaxes(model(tokens[:, :-1]), 0, 1)
 

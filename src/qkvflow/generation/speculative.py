@@ -19,6 +19,7 @@ their depths coincide. To go back after a rejection, attention caches need only 
 recurrent states are kept from before the round and fed again what was accepted.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -34,10 +35,12 @@ from qkvflow.generation.decoding import (
     Job,
     Request,
     Run,
+    arrange,
     first_length,
     lay_out,
     precompute,
     prefill,
+    prepared,
     put,
     steps,
 )
@@ -246,5 +249,6 @@ def speculate(
         rest = jnp.int32(int(ends.max()) - done)
         unknown = jnp.zeros_like(pair.tokens)
         last = Run(pair.tokens, unknown, pair.full, jnp.int32(done), jnp.int32(0))
-        final = steps((models.full, job, zero, rest), last)
+        job = dataclasses.replace(job, decoder=prepared(job.decoder, models.full))
+        final = steps((models.full, job, zero, rest), arrange(models.full, last, slots))
         yield Round(new(final.tokens, int(ends.max())), 0, 0)
