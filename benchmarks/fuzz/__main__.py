@@ -98,7 +98,10 @@ def make_tasks(folder: Path) -> None:
         "generation_kwargs: {until: ['\\n'], max_gen_toks: 2}",
         "rolling": "loglikelihood_rolling, doc_to_text: '', doc_to_target: '{{q}}'",
     }
-    rows = [{"q": "the", "a": ["flow", "a"]}, {"q": "flow", "a": ["of", "is"]}]  # In a context of 8.
+    rows = [
+        {"q": "the", "a": ["flow", "a"]},
+        {"q": "flow", "a": ["of", "is"]},
+    ]  # In a context of 8.
     data = folder / "rows.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     source = f"dataset_path: json, dataset_kwargs: {{data_files: {{test: '{data}'}}}}"
@@ -193,6 +196,8 @@ def fuzz(args: argparse.Namespace, folder: Path, tally: Tally) -> None:
             if number is None or time.monotonic() - begin > args.seconds:
                 more = False
                 break
+            if args.verbs and caller.verb_of(number) not in args.verbs.split(","):
+                continue
             call = caller.make(number, folder / "calls" / str(number))
             children.append(Child(number, call, start(call.words, call.folder), time.monotonic()))
             if args.only is not None:
@@ -217,6 +222,7 @@ def main() -> int:
     parser.add_argument("--hang", type=float, default=SECONDS, help="seconds that are too many")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--run", type=Path, help="a run that has ended, to use instead of training")
+    parser.add_argument("--verbs", metavar="V,V,...", help="of the calls, those of these verbs")
     parser.add_argument("--show", action="store_true", help="what every call was answered")
     parser.add_argument(
         "--only", type=int, metavar="NUMBER", help="that call alone; keep its files"

@@ -101,10 +101,16 @@ class Caller:
         self._actions = {verb: actions(verb) for verb in VERBS}
         self._weights = [WEIGHTS.get(verb, 2) for verb in VERBS]
 
+    def _rng(self, number: int) -> random.Random:
+        return random.Random(f"{self._seed} {number}")
+
+    def verb_of(self, number: int, rng: random.Random | None = None) -> str:
+        return (rng or self._rng(number)).choices(list(VERBS), self._weights)[0]
+
     def make(self, number: int, folder: Path) -> Call:
-        rng = random.Random(f"{self._seed} {number}")
+        rng = self._rng(number)
         folder.mkdir(parents=True)
-        verb = rng.choices(list(VERBS), self._weights)[0]
+        verb = self.verb_of(number, rng)
         call = Call(verb, list(rng.choice(CALLS.get(verb, ((),)))) or self._needed(verb), folder)
         faults: list[Callable[[Call, random.Random], None]] = [self._option] * 10
         faults += [self._word, *[self._files] * 4, *[self._file_option] * 2]

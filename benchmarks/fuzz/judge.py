@@ -11,7 +11,7 @@ _INTERNALS = re.compile(
     r"|has no attribute|invalid literal|jaxlib|XlaRuntime|INTERNAL:|INVALID_ARGUMENT|\('\w+'\)"
     r"|not iterable|out of bounds|codec can't|Errno|zero-size array|broadcast"
 )
-_BESIDE = re.compile(r"^note: |^\[\d+\] |^\s*$|it/s\]|s/it\]")
+_BESIDE = re.compile(r"^note: |^\[\d+\] |^\s*$|(it|examples)/s\]|s/it\]")
 """Notes, what each of the processes of a launch has said itself, and the harness' progress."""
 _NO_ROOM = re.compile(r"too long|[Nn]ot a directory|Is a directory|denied|symbolic links")
 _CODES = {0: "done", 1: "unclear", 2: "refused", 130: "stopped", 143: "stopped"}

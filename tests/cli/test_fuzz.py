@@ -32,6 +32,7 @@ def test_odd_calls_of_every_kind_end_well(finished: Path):
     ("verdict", "code", "said"),
     [
         ("refused", 2, "note: x\nqkvflow: no corpus 'x'; did you mean stdlib?\n"),
+        ("refused", 2, "\rdone:  50%|#  | 1/2 [00:00<00:00, 9.9it/s]\nqkvflow: no task 'x' here\n"),
         ("done", 0, "note: x\n"),
         ("stopped", 143, "qkvflow: SIGTERM at step 3: the run is saved\n"),
         ("done", 1, "qkvflow: the loss or its gradient was not finite 3 times\n"),

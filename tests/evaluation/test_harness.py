@@ -216,6 +216,27 @@ def test_mistakes(tasks: Path, exported: Path, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [([1], "(in doc_to_text)"), ("{{ absent.more }}", "'absent' is undefined")],
+)
+def test_a_task_that_the_harness_cannot_use(
+    text: Any, said: str, tasks: Path, exported: Path, tmp_path: Path, capfd: Any, monkeypatch: Any
+):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    task = yaml.safe_load((tasks / "choice.yaml").read_text())
+    (tmp_path / "odd.yaml").write_text(yaml.safe_dump({**task, "doc_to_text": text}))
+    words = ["--tasks", "local_choice", "--include-path", str(tmp_path)]
+    assert main(["lm-eval", str(exported), *words]) == 2
+    told = capfd.readouterr().err
+    last = told.splitlines()[-1]
+    assert last.startswith(f"qkvflow: the harness cannot use local_choice of {tmp_path} (in ")
+    assert said in last
+    assert "git" not in told
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
     ("task", "what"),
     [("choice", "a batch of 15 sequences"), ("generation", "generating 2 sequences")],
 )

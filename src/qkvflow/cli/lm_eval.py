@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.dir} does not exist; give a run directory or an export")
     manager = _manager(tasks, args.include_path)
 
-    from lm_eval.evaluator import simple_evaluate
+    from lm_eval import evaluator
 
     from qkvflow.cli.eval import at_depth
     from qkvflow.compilation import use_compilation_cache
@@ -46,11 +47,13 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.runs.load import load
     from qkvflow.runs.rundir import writing
 
+    # It would ask git, whose complaint where there is no repository nobody asked for.
+    evaluator.get_git_commit_hash = lambda: None
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))
     model = at_depth(trained.model, trained.config.model.config, args)
     try:
-        found: Any = simple_evaluate(
+        found: Any = evaluator.simple_evaluate(
             model=HarnessModel(model, trained.tokenizer, batch_size=args.batch_size),
             tasks=tasks,
             task_manager=manager,
@@ -64,6 +67,10 @@ def run(args: argparse.Namespace) -> int:
             f"the data of {args.tasks} cannot be had ({one_line(error, 160)}); connect to the "
             "network once, or give tasks with data of your own by --include-path"
         ) from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise _of_a_task(error, args) from error
     answer = {
         "path": args.dir,
         "model": trained.config.model.name,
@@ -82,6 +89,20 @@ def run(args: argparse.Namespace) -> int:
             write_whole(out, text + "\n")
     print(text if args.json else _table(answer))
     return 0
+
+
+def _of_a_task(error: Exception, args: argparse.Namespace) -> Exception:
+    """What the harness stumbled over in a task of the user's own, in one line; else the error."""
+    where = traceback.extract_tb(error.__traceback__)
+    ours = str(Path(__file__).parents[1])
+    # Frames of this file begin every one of them.
+    if args.include_path is None or any(ours in frame.filename for frame in where[1:]):
+        return error
+    said = f": {one_line(error, 160)}" if str(error) else ""
+    return UserError(
+        f"the harness cannot use {args.tasks} of {args.include_path} (in {where[-1].name}{said}); "
+        "correct the task's file"
+    )
 
 
 def _manager(tasks: list[str], include_path: str | None) -> Any:
