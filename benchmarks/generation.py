@@ -1,5 +1,5 @@
 """Tokens per second of generation: with caches and without, along the length, drafted, in batches,
-with weights that repeat along depth.
+with weights that repeat along depth, with early exit.
 
     python -m benchmarks.generation [--models standard,mamba] [--tokens 256] [--no-torch]
 
@@ -22,7 +22,15 @@ import numpy as np
 
 from benchmarks.workers import serve, take_turns
 from qkvflow import allocator, build
-from qkvflow.generation import cache_bytes, generate, generate_speculative, make_sampler, stream
+from qkvflow.generation import (
+    cache_bytes,
+    generate,
+    generate_early_exit,
+    generate_speculative,
+    make_early_exit,
+    make_sampler,
+    stream,
+)
 from qkvflow.generation.recompute import recompute
 
 PROMPT, VOCAB = 16, 256
@@ -96,21 +104,46 @@ def batches(names: Iterable[str], tokens: int) -> None:
         print(f"{name:20} {' '.join(cells)}", flush=True)
 
 
+def in_turns(calls: dict[str, Callable[[], Any]], rounds: int) -> list[np.ndarray]:
+    """Seconds of each call in every round, one after another."""
+    seconds = np.array([[best(call, 1) for call in calls.values()] for _ in range(rounds)])
+    return list(seconds.T)
+
+
 def repeated(tokens: int, rounds: int) -> None:
     """Weights that repeat along depth are read from one array, which may stay in the processor's
-    cache: `shared` beside `standard` of the same shape, taking turns."""
+    cache: `shared` beside `standard` of the same shape."""
     print("\ntokens/s of 12 steps, one sequence    standard    shared    ratio")
     for width in (256, 512, 768):
         shape = {"d_model": width, "num_heads": width // 64, "num_steps": 12}
         models = {name: model_of(name, **shape) for name in ("standard", "shared")}
-        seconds: dict[str, list[float]] = {name: [] for name in models}
-        for _ in range(rounds):
-            for name, model in models.items():
-                each = best(lambda m=model: generate(m, [prompt_of()], num_tokens=tokens), 1)
-                seconds[name].append(each)
-        standard, shared = (np.asarray(seconds[name]) for name in models)
+        standard, shared = in_turns(
+            {
+                name: lambda m=model: generate(m, [prompt_of()], num_tokens=tokens)
+                for name, model in models.items()
+            },
+            rounds,
+        )
         speeds = " ".join(f"{tokens / np.median(each):11.0f}" for each in (standard, shared))
         print(f"{f'{width} wide':30} {speeds} {np.median(standard / shared):8.2f}", flush=True)
+
+
+def early_exit(tokens: int, rounds: int) -> None:
+    """What looking after every step costs, and what leaving at the first saves, at most."""
+    model, prompts = model_of("standard"), [prompt_of()]
+    calls: dict[str, Callable[[], Any]] = {
+        "all steps": lambda: generate(model, prompts, num_tokens=tokens)
+    }
+    for name, entropy in (("all steps, a look after each", 1e-9), ("one step of six", 100.0)):
+        rule = make_early_exit(entropy=entropy)
+        calls[name] = lambda rule=rule: generate_early_exit(
+            model, prompts, rule=rule, num_tokens=tokens
+        )
+    print("\nearly exit, one sequence          tokens/s   of all steps")
+    seconds = in_turns(calls, rounds)
+    for name, each in zip(calls, seconds, strict=True):
+        ratio = np.median(seconds[0] / each)
+        print(f"{name:30} {tokens / np.median(each):11.0f} {ratio:14.2f}", flush=True)
 
 
 def drafted(tokens: int) -> None:
@@ -200,6 +233,7 @@ def main() -> None:
     along_the_length([name for name in names if name in ("standard", "mamba")] or names)
     batches(names[:1], args.tokens)
     repeated(args.tokens, args.rounds)
+    early_exit(args.tokens, args.rounds)
     drafted(args.tokens)
 
 

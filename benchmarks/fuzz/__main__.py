@@ -201,7 +201,7 @@ def fuzz(args: argparse.Namespace, folder: Path, tally: Tally) -> None:
             call = caller.make(number, folder / "calls" / str(number))
             children.append(Child(number, call, start(call.words, call.folder), time.monotonic()))
             if args.only is not None:
-                print(shlex.join(call.words), call.notes, call.folder)
+                print(ascii(shlex.join(call.words)), call.notes, call.folder)
         for child in list(children):
             ended = attend(child, args.hang, keep=args.only is not None)
             if ended is not None:
