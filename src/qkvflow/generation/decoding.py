@@ -79,14 +79,24 @@ class FullDepth(AbstractDecoder):
         start: Int[Array, ""],
         given: Bool[Array, " batch"],
     ) -> tuple[Float[Array, "batch vocab"], list[Any], Int[Array, " batch"], Int[Array, ""]]:
-        (x, rows), left = model.begin(newest, start), []
-        for segment, stacks, states in zip(model.segments, self.blocks, caches, strict=True):
-            x, new = through(
-                model, segment, stacks, x, [ApplyInPlace(rows, each) for each in states]
-            )
-            left.append(new)
+        x, caches = advance(model, self.blocks, newest, caches, start)
         depths = jnp.full(newest.shape[0], model.num_steps)
-        return model.logits(x), left, depths, jnp.int32(model.num_steps)
+        return model.logits(x), caches, depths, jnp.int32(model.num_steps)
+
+
+def advance(
+    model: LanguageModel,
+    blocks: list[Any],
+    tokens: Int[Array, "batch seq"],
+    caches: list[Any],
+    start: Int[Array, ""],
+) -> tuple[Hidden, list[Any]]:
+    """As `LanguageModel.advance`, with the weights and caches of every step apart."""
+    (x, rows), left = model.begin(tokens, start), []
+    for segment, stacks, states in zip(model.segments, blocks, caches, strict=True):
+        x, new = through(model, segment, stacks, x, [ApplyInPlace(rows, s) for s in states])
+        left.append(new)
+    return x, left
 
 
 def through(
@@ -149,9 +159,14 @@ take_apart = eqx.filter_jit(
 )
 
 
+def blocks_of(model: LanguageModel) -> list[Any]:
+    """Of a precomputed model, apart; weights that repeat along depth are one array."""
+    return list(map(share_equal, take_apart(model)))
+
+
 def prepared(decoder: AbstractDecoder, model: LanguageModel) -> Any:
-    """The decoder of a precomputed model; it reads weights that repeat from one array."""
-    return dataclasses.replace(decoder, blocks=list(map(share_equal, take_apart(model))))
+    """The decoder of a precomputed model."""
+    return dataclasses.replace(decoder, blocks=blocks_of(model))
 
 
 @eqx.filter_jit(donate="all-except-first")

@@ -30,17 +30,19 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from qkvflow.errors import UserError
-from qkvflow.generation.caches import check_caches, is_recurrent
+from qkvflow.generation.caches import check_caches, is_recurrent, unstack_segments
 from qkvflow.generation.decoding import (
+    FullDepth,
     Job,
     Request,
     Run,
+    advance,
     arrange,
+    blocks_of,
     first_length,
     lay_out,
     precompute,
     prefill,
-    prepared,
     put,
     steps,
 )
@@ -48,13 +50,24 @@ from qkvflow.generation.prompts import Window, check, groups
 from qkvflow.generation.sampling import Sampler, make_sampler
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import AbstractStepScheme
+from qkvflow.schemes.base import Hidden
+
+
+class Unrolled(NamedTuple):
+    """A precomputed model, and its blocks apart."""
+
+    model: LanguageModel
+    blocks: list[Any]
+
+    def advance(
+        self, tokens: Int[Array, "batch seq"], caches: list[Any], start: Int[Array, ""]
+    ) -> tuple[Hidden, list[Any]]:
+        return advance(self.model, self.blocks, tokens, caches, start)
 
 
 class Models(NamedTuple):
-    """Both precomputed."""
-
-    full: LanguageModel
-    draft: LanguageModel
+    full: Unrolled
+    draft: Unrolled
 
 
 class Pair(NamedTuple):
@@ -67,7 +80,7 @@ class Pair(NamedTuple):
 
 @eqx.filter_jit(donate="all-except-first")
 def _feed(
-    fixed: tuple[LanguageModel, Int[Array, "batch total"], Int[Array, ""], int], caches: Any
+    fixed: tuple[Unrolled, Int[Array, "batch total"], Int[Array, ""], int], caches: Any
 ) -> Any:
     """The caches after `seq` more tokens from `start` on; no logits are made."""
     model, tokens, start, seq = fixed
@@ -89,19 +102,20 @@ def _round(
     newest = jax.lax.dynamic_slice_in_dim(tokens, known - lag, lag, axis=1)
     x, draft = models.draft.advance(newest, draft, known - lag)
     last = x.reshape(batch, lag, -1)[:, -1]
-    drafted = put(tokens, job.choose(tokens, models.draft.logits(last), known), known)
+    drafted = put(tokens, job.choose(tokens, models.draft.model.logits(last), known), known)
 
     def body(position: Array, carry: Any) -> Any:
         drafted, draft = carry
         newest = jax.lax.dynamic_slice_in_dim(drafted, position - 1, 1, axis=1)
         x, draft = models.draft.advance(newest, draft, position - 1)
-        chosen = job.choose(tokens, models.draft.logits(x), position)
+        chosen = job.choose(tokens, models.draft.model.logits(x), position)
         return put(drafted, chosen, position), draft
 
     drafted, draft = jax.lax.fori_loop(known + 1, known + length, body, (drafted, draft))
 
     given = jax.lax.dynamic_slice_in_dim(drafted, known - 1, length + 1, axis=1)
-    logits, full = models.full.extend(given, full, known - 1)
+    x, full = models.full.advance(given, full, known - 1)
+    logits = models.full.model.logits(x).reshape(batch, length + 1, -1)
     places = known + jnp.arange(length + 1)
     chosen = jax.vmap(job.choose, in_axes=(None, 1, 0), out_axes=1)(tokens, logits, places)
     right = jnp.all(chosen[:, :-1] == given[:, 1:], axis=0)
@@ -201,7 +215,8 @@ def make_pair(model: LanguageModel, draft_steps: int, draft_length: int) -> Mode
         )
     if draft_length < 1:
         raise UserError(f"draft length must be at least 1, not {draft_length}")
-    return Models(precompute(model), precompute(model.at_depth(draft_steps)))
+    pair = precompute(model), precompute(model.at_depth(draft_steps))
+    return Models(*(Unrolled(each, blocks_of(each)) for each in pair))
 
 
 def speculate(
@@ -209,11 +224,12 @@ def speculate(
 ) -> Iterator[Round]:
     """New tokens of each sequence of a group, round by round."""
     start, lengths, ends, job = lay_out(texts, group, request, spare=length + 1)
-    slots = Window(models.full, False, start.shape[1]).length
+    full = models.full.model
+    slots = Window(full, False, start.shape[1]).length
     # Choices beyond the context would read positions that do not exist.
     limit = min(int(ends.max()), slots - length + 1)
-    check_caches(models.full, start.shape[0], slots)
-    recurrent = is_recurrent(models.full)
+    check_caches(full, start.shape[0], slots)
+    recurrent = is_recurrent(full)
     round_ = _round_and_keep if recurrent else _round_in_place
     zero, done = jnp.int32(0), first_length(lengths)
 
@@ -225,8 +241,10 @@ def speculate(
         ]
 
     depths = jnp.zeros(start.shape, jnp.int32)
-    run = prefill((models.full, job, zero), jnp.asarray(start), depths, done, slots)
-    empty = models.draft.init_caches(start.shape[0], slots)
+    run = prefill((full, job, zero), jnp.asarray(start), depths, done, slots)
+    run = arrange(full, run, slots)
+    drafting = models.draft.model
+    empty = unstack_segments(drafting, drafting.init_caches(start.shape[0], slots))
     draft = _feed((models.draft, run.tokens, zero, done), empty)
     pair, lag = Pair(run.tokens, run.caches, draft), 1
     yield Round(new(pair.tokens, done + 1), 0, 0)
@@ -238,9 +256,9 @@ def speculate(
         if recurrent and accepted < length:
             # Both states have gone too far: from where they were, feed what was right.
             fed, missing = jnp.int32(done - 1), jnp.int32(done - lag)
-            full = _feed((models.full, pair.tokens, fed, accepted + 1), before.full)
-            draft = _feed((models.draft, pair.tokens, missing, accepted + lag), before.draft)
-            pair = Pair(pair.tokens, full, draft)
+            fed_full = _feed((models.full, pair.tokens, fed, accepted + 1), before.full)
+            fed_draft = _feed((models.draft, pair.tokens, missing, accepted + lag), before.draft)
+            pair = Pair(pair.tokens, fed_full, fed_draft)
         lag = 2 if accepted == length else 1
         yield Round(new(pair.tokens, done + accepted + 1), length, accepted)
         done += accepted + 1
@@ -249,6 +267,6 @@ def speculate(
         rest = jnp.int32(int(ends.max()) - done)
         unknown = jnp.zeros_like(pair.tokens)
         last = Run(pair.tokens, unknown, pair.full, jnp.int32(done), jnp.int32(0))
-        job = dataclasses.replace(job, decoder=prepared(job.decoder, models.full))
-        final = steps((models.full, job, zero, rest), arrange(models.full, last, slots))
+        job = dataclasses.replace(job, decoder=FullDepth(models.full.blocks))
+        final = steps((full, job, zero, rest), last)
         yield Round(new(final.tokens, int(ends.max())), 0, 0)
