@@ -23,7 +23,7 @@ from qkvflow.distributed.memory import check_program
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import evaluation_batch
 from qkvflow.generation.cores import lanes, side_by_side
-from qkvflow.generation.decoding import Request, precompute, run_group
+from qkvflow.generation.decoding import FullDepth, Request, precompute, prepared, run_group
 from qkvflow.generation.prompts import check, groups, round_up
 from qkvflow.generation.sampling import make_sampler
 from qkvflow.lm import LanguageModel
@@ -167,8 +167,9 @@ class HarnessModel(TemplateLM):
         encoded = [self.tok_encode(prompt) or [self.prefix_token_id] for prompt in prompts]
         texts = check(self._model, encoded, most, window=True)
         at_once = lanes(min(self._batch_size, len(texts)))
-        request = Request(most, sampler, 0, True, lanes=at_once)
         model = precompute(self._model)
+        decoder = prepared(FullDepth(), model)
+        request = Request(most, sampler, 0, True, decoder=decoder, lanes=at_once)
         new: list[list[int]] = [[] for _ in texts]
 
         def complete(group: list[int]) -> Iterator[None]:

@@ -165,7 +165,9 @@ def blocks_of(model: LanguageModel) -> list[Any]:
 
 
 def prepared(decoder: AbstractDecoder, model: LanguageModel) -> Any:
-    """The decoder of a precomputed model."""
+    """The decoder of a precomputed model, if it has steps and is not prepared yet."""
+    if decoder.blocks is not None or not isinstance(model.scheme, AbstractStepScheme):
+        return decoder
     return dataclasses.replace(decoder, blocks=blocks_of(model))
 
 
@@ -392,8 +394,9 @@ def generate(
     texts = check(model, prompts, num_tokens, window=window)
     out: list[list[int]] = [[] for _ in texts]
     at_once = lanes(min(batch_size, len(texts)))
-    request = Request(num_tokens, sampler, seed, window, lanes=at_once)
     model = precompute(model)
+    decoder = prepared(FullDepth(), model)
+    request = Request(num_tokens, sampler, seed, window, decoder=decoder, lanes=at_once)
 
     def complete(group: list[int]) -> Iterator[None]:
         for parts in run_group(model, texts, group, request):

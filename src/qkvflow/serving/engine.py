@@ -19,7 +19,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from qkvflow.generation import make_sampler
-from qkvflow.generation.decoding import Part, Request, precompute, run_group
+from qkvflow.generation.decoding import (
+    AbstractDecoder,
+    FullDepth,
+    Part,
+    Request,
+    precompute,
+    prepared,
+    run_group,
+)
 from qkvflow.generation.prompts import SPAN, round_up
 from qkvflow.lm import LanguageModel
 
@@ -76,7 +84,8 @@ class Engine:
         self._changed = threading.Condition()
         self._running: list[tuple[list[Sequence], Iterator[None]]] = []
         self._stopping = False
-        self._models: collections.OrderedDict[int, LanguageModel] = collections.OrderedDict()
+        self._models: collections.OrderedDict[int, tuple[LanguageModel, AbstractDecoder]]
+        self._models = collections.OrderedDict()
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -144,7 +153,7 @@ class Engine:
 
     def _generate(self, members: list[Sequence]) -> Iterator[None]:
         first = members[0]
-        model = self._at_depth(first.num_steps)
+        model, decoder = self._at_depth(first.num_steps)
         if not first.num_tokens:
             for each in members:
                 each.deliver(each, [], self._scores(model, each, 0), None)
@@ -155,6 +164,7 @@ class Engine:
             make_sampler(temperature=first.temperature, top_p=first.top_p),
             np.array([each.seed for each in members], np.int32),
             at_a_time=8 if any(each.streamed for each in members) else 32,
+            decoder=decoder,
             few_shapes=True,
         )
         texts = [each.prompt for each in members]
@@ -171,9 +181,10 @@ class Engine:
             scores = self._scores(model, each, known) if each.scored else None
             each.deliver(each, tokens, scores, None)
 
-    def _at_depth(self, num_steps: int) -> LanguageModel:
+    def _at_depth(self, num_steps: int) -> tuple[LanguageModel, AbstractDecoder]:
         if num_steps not in self._models:
-            self._models[num_steps] = precompute(self.model.at_depth(num_steps))
+            model = precompute(self.model.at_depth(num_steps))
+            self._models[num_steps] = model, prepared(FullDepth(), model)
         self._models.move_to_end(num_steps)
         while len(self._models) > DEPTHS:
             self._models.popitem(last=False)
