@@ -202,6 +202,19 @@ def test_resume_says_which_growing_file_was_altered(name: str, gone: bool, unfin
     assert ("is gone" if gone else "was altered") in told[0]
 
 
+@pytest.mark.parametrize("change", [{"step": None}, {"step": "4"}, {"loss": []}, {"loss": "x"}])
+def test_altered_lines_that_are_still_json_end_nothing(
+    change: dict[str, object], finished: Path, unfinished: Path
+):
+    path = unfinished / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text(json.dumps({**json.loads(first), **change}) + "\n" + "".join(rest))
+    notes, wanted = Notes(), read_record(finished)
+    assert wanted is not None
+    assert resume(unfinished, reporter=notes)["losses"] == wanted["losses"]
+    assert any("metrics.jsonl was altered" in line for line in notes.lines)
+
+
 def test_resume_says_nothing_of_files_as_they_were(unfinished: Path):
     with (unfinished / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "st')  # As a kill leaves it.

@@ -127,7 +127,7 @@ class MetricsWriter:
 
 
 def read_lines(path: Path, last_step: int | None = None) -> list[dict[str, Any]]:
-    """The whole lines of `metrics.jsonl`, up to a step."""
+    """The lines of `metrics.jsonl` that are whole and say a step, up to a step."""
     lines = []
     try:
         text = path.read_text("utf-8", errors="replace")
@@ -138,7 +138,10 @@ def read_lines(path: Path, last_step: int | None = None) -> list[dict[str, Any]]
             line = json.loads(raw)
         except ValueError:
             continue
-        if isinstance(line, dict) and (last_step is None or line.get("step", 0) <= last_step):
+        # Of an altered file others may remain that are JSON; who resumes is told of it.
+        whole = isinstance(line, dict) and isinstance(line.get("step"), int)
+        whole = whole and isinstance(line.get("loss"), float | int | None)
+        if whole and (last_step is None or line["step"] <= last_step):
             lines.append(line)
     return lines
 
