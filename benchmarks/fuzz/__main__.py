@@ -98,10 +98,8 @@ def make_tasks(folder: Path) -> None:
         "generation_kwargs: {until: ['\\n'], max_gen_toks: 2}",
         "rolling": "loglikelihood_rolling, doc_to_text: '', doc_to_target: '{{q}}'",
     }
-    rows = [
-        {"q": "the", "a": ["flow", "a"]},
-        {"q": "flow", "a": ["of", "is"]},
-    ]  # In a context of 8.
+    # What the runs' context of 8 has room for.
+    rows = [{"q": "the", "a": ["flow", "a"]}, {"q": "flow", "a": ["of", "is"]}]
     data = folder / "rows.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     source = f"dataset_path: json, dataset_kwargs: {{data_files: {{test: '{data}'}}}}"

@@ -1,5 +1,7 @@
 """Early exit: nothing changes at threshold 0, and what is skipped is what the rule says."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from sharp_models import VOCAB, prompt_of, tiny
 
+from qkvflow import build
 from qkvflow.blocks.base import Rows
 from qkvflow.errors import UserError
 from qkvflow.generation import exit_quality, generate, generate_early_exit, make_early_exit
@@ -123,3 +126,17 @@ def test_refusals():
         exit_quality(model, jnp.array([[1, 2]]), rule)
     with pytest.raises(UserError, match="at least 2"):
         exit_quality(deep("standard"), jnp.array([[1]]), rule)
+
+
+def test_sequences_of_a_batch_leave_a_looped_model_as_they_do_alone():
+    """Those that have left keep the coda's slots of the step at which they did."""
+    shape = {"d_model": 32, "num_heads": 2, "num_steps": 4, "context": 64, "init_std": 0.5}
+    model = build("parcae", vocab_size=VOCAB, key=jax.random.key(0), size="tiny", **shape)
+    prompts = [prompt_of(n, seed=n) for n in (5, 6, 7)]
+    options: dict[str, Any] = {"rule": make_early_exit(entropy=2.8), "num_tokens": 12}
+    together = generate_early_exit(model, prompts, temperature=0.0, **options)
+    assert len({depth for each in together.depths for depth in each}) > 1
+    for index, prompt in enumerate(prompts):
+        alone = generate_early_exit(model, [prompt], temperature=0.0, **options)
+        assert alone.tokens == [together.tokens[index]]
+        assert alone.depths == [together.depths[index]]

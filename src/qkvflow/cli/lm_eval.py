@@ -70,7 +70,9 @@ def run(args: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
-        raise _of_a_task(error, args) from error
+        if (told := _of_a_task(error, args)) is None:
+            raise
+        raise told from error
     answer = {
         "path": args.dir,
         "model": trained.config.model.name,
@@ -91,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_a_task(error: Exception, args: argparse.Namespace) -> Exception:
-    """What the harness stumbled over in a task of the user's own, in one line; else the error."""
+def _of_a_task(error: Exception, args: argparse.Namespace) -> UserError | None:
+    """What the harness stumbled over, in one line, if it was in a task of the user's own."""
     where = traceback.extract_tb(error.__traceback__)
     ours = str(Path(__file__).parents[1])
     # Frames of this file begin every one of them.
     if args.include_path is None or any(ours in frame.filename for frame in where[1:]):
-        return error
+        return None
     said = f": {one_line(error, 160)}" if str(error) else ""
     return UserError(
         f"the harness cannot use {args.tasks} of {args.include_path} (in {where[-1].name}{said}); "
