@@ -221,9 +221,11 @@ def test_ouro_leaves_where_its_exits_add_up():
         exit_quality(small("huginn"), tokens, make_early_exit(exit=0.5))
 
 
-def test_universal():
-    """H <- H + P_i + P_k, A = norm(H + attention(H)), H = norm(A + transition(A))."""
-    model, tokens = small("universal", num_steps=3), random_tokens(7)
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_universal(placement: str):
+    """H <- H + P_i + P_k; then as in the authors' code, A = H + attention(norm(H)) and
+    H = A + transition(norm(A)), or as in the paper, norm(H + attention(H)) and so on."""
+    model, tokens = small("universal", num_steps=3, norm_placement=placement), random_tokens(7)
     width = model.d_model
 
     def coordinate(index: int) -> State:
@@ -240,7 +242,7 @@ def test_universal():
     for step in (1, 2, 3):
         x = x + positions + coordinate(step)
         for branch in block.branches[1:]:
-            x = STEPS["post"](x, branch)
+            x = STEPS[placement](x, branch)
     expected = head(model, plain.norm(x, model.norm.at(1.0)))
     np.testing.assert_allclose(run(model, tokens), expected, rtol=1e-4, atol=1e-4)
 
