@@ -25,7 +25,7 @@ from qkvflow.experiment.executors import ExecutorOptions, Stopped, make_executor
 from qkvflow.experiment.resolve import describe, shapes, with_steps
 from qkvflow.experiment.units import Unit
 from qkvflow.records import collect, read_record
-from qkvflow.report import build_report
+from qkvflow.report import build_report, markdown, numbers
 from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import read_yaml
 from qkvflow.runs.corpus import load_data
@@ -398,6 +398,20 @@ def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path)
     assert len(collect(tmp_path / "out").finished) == 1
     rates = build_report([tmp_path / "out"]).report.model("standard").rates
     assert (rates.used, list(rates.tried), rates.edge) == (3e-2, [1e-6, 3e-2], "highest")
+
+
+def test_a_model_of_which_no_trial_ends_is_trained_as_configured(tmp_path: Path, text: Path):
+    tune = {"search": {"optim.lr": "1e30"}, "seeds": [71]}
+    train = {**content(text)["train"], "max_skipped": 2}
+    plan = small_plan(text, tune=tune, seeds=1, budget={"steps": 8}, train=train)
+    assert run_plan(plan, tmp_path / "out", executor=workers(1)).finished == 1
+    found = read_json(tmp_path / "out" / "tuning.json")["models"]["standard"]
+    assert (found["best"], found["values"], found["chosen"]) == (None, {}, plan.optim.lr)
+    assert "not finite" in found["trials"][0]["error"]
+    rates = build_report([tmp_path / "out"]).report.model("standard").rates
+    assert rates.tried == {1e30: None}
+    table = markdown.tuning([read_json(tmp_path / "out" / "tuning.json")])
+    assert table.splitlines()[-1].split() == ["|", "standard", "|", numbers.ABSENT, "|"]
 
 
 def test_a_solver_that_runs_out_of_steps_has_no_loss(tmp_path: Path, text: Path):

@@ -22,7 +22,7 @@ from qkvflow.experiment.plan import Plan, difference
 from qkvflow.experiment.resolve import Entry, describe, shapes, with_steps
 from qkvflow.experiment.search import Search
 from qkvflow.experiment.study import Studies, Study, import_optuna
-from qkvflow.experiment.tuning import tuned
+from qkvflow.experiment.tuning import none_ended, tuned
 from qkvflow.experiment.units import Queue, Unit
 from qkvflow.files import write_whole
 from qkvflow.records import altered_files, read_record
@@ -205,6 +205,10 @@ class _Comparison:
         queue.bytes = max(entry.bytes for entry in self.entries)
         self._perform("the search", queue, expected)
         found = {label: study.describe() for label, study in studies.items()}
+        for label, each in found.items():
+            if each["best"] is None:
+                why = none_ended(each, f" of {label}")
+                self.display.note(f"{why}; it is trained as it is configured")
         self.entries = [
             dataclasses.replace(entry, config=tuned(entry.config, found[entry.label]["values"]))
             for entry in self.entries

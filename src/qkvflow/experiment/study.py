@@ -197,24 +197,19 @@ class Study(AbstractSource):
         return True
 
     def describe(self) -> dict[str, Any]:
-        """Every trial, which is best, and how much each option matters."""
+        """Every trial, which is best (none where no trial came to its end), and how much each
+        option matters."""
         self.watch([])
         trials = [self._describe(trial) for trial in self._study.trials]
         trials = [each for each in trials if each["state"] not in ("waiting", "running")]
         complete = [each for each in trials if each["loss"] is not None]
         best = min(complete, key=lambda each: (each["loss"], each["number"]), default=None)
-        if best is None:
-            why = next((each["error"] for each in trials if each["error"]), "none was run")
-            raise UserError(
-                f"no trial{f' of {self.label}' * bool(self.label)} came to its end ({why}); search "
-                "elsewhere"
-            )
         return {
             **self.search.to_dict(),
             "split": "validation",
             "trials": trials,
-            "best": best["number"],
-            "values": best["values"],
+            "best": best and best["number"],
+            "values": best["values"] if best else {},
             "importances": self._importances(),
         }
 

@@ -82,6 +82,8 @@ def run_search(
             caught=caught,
         )
         result = study.describe()
+        if result["best"] is None:
+            raise UserError(f"{none_ended(result)}; search elsewhere")
         with rundir.writing(directory):
             write_sealed(directory / RESULT, {**result, "evaluations": evaluations})
             write_whole(directory / BEST, _best(content, result))
@@ -140,6 +142,12 @@ def _best(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     best = result["trials"][[each["number"] for each in result["trials"]].index(result["best"])]
     head = f"# Trial {best['number']} of {len(result['trials'])}: {best['loss']:.4f} nats per token"
     return f"{head} on validation.\n{yaml.safe_dump(made, sort_keys=False, allow_unicode=True)}"
+
+
+def none_ended(result: Mapping[str, Any], of: str = "") -> str:
+    """Why a study has found nothing."""
+    errors = (each["error"] for each in result["trials"])
+    return f"no trial{of} came to its end ({next(filter(None, errors), 'none was run')})"
 
 
 def tuned(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:

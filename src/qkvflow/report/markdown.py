@@ -167,16 +167,20 @@ def tuning(contents: Sequence[Mapping[str, Any]]) -> str:
         shown = []
     body = []
     for label, trials in found.items():
-        best = min((loss, place) for place, loss in trials.items() if loss is not None)
+        ended = [(loss, place) for place, loss in trials.items() if loss is not None]
+        best = min(ended, default=(None, ()))
         cells = [numbers.loss(trials.get(place)) for place in shown]
         bold = [f"**{c}**" if p == best[1] else c for p, c in zip(shown, cells, strict=True)]
-        body.append([label, *(bold or [*map(_value, best[1]), numbers.loss(best[0])])])
+        alone = [*map(_value, best[1] or [None] * len(keys)), numbers.loss(best[0])]
+        body.append([label, *(bold or alone)])
     names = [key.partition(".")[2] for key in keys]
     heads = [" ".join(map(_value, place)) for place in shown] or [*names, "validation loss"]
     return table([f"validation loss at {', '.join(names)}" if shown else "model", *heads], body)
 
 
 def _value(value: Any) -> str:
+    if value is None:
+        return numbers.ABSENT
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
