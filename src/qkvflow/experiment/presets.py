@@ -143,7 +143,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "universal=universal:num_steps=12",
             "ouro=ouro:num_steps=2",
             "loopformer=loopformer:num_steps=4",
-            "deq=deq:optim.name=adamw",  # With Muon at these rates its gradients are soon not found.
+            "deq=deq:optim.name=adamw",  # Muon at these rates ends in NaN.
         ],
         "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
         "model": {"d_model": 64, "num_heads": 4, "context": 64},
