@@ -225,7 +225,7 @@ class _Comparison:
             return changed.run(seed, directory, title, group=self.directory.name)
 
         place = self.directory / "tuning" / entry.label
-        return Study(place, search, unit, evaluations=self.plan.evaluations, label=entry.label)
+        return Study(place, search, unit, evaluations=self.plan.evaluations)
 
     # After training
 

@@ -59,9 +59,8 @@ class Study(AbstractSource):
         make_unit: MakeUnit,
         *,
         evaluations: int,
-        label: str = "",
     ) -> None:
-        self.directory, self.search, self.label = directory, search, label
+        self.directory, self.search = directory, search
         self._make_unit = make_unit
         self._optuna = optuna = import_optuna()
         pruner = optuna.pruners.NopPruner()
