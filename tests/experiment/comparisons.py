@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, make_executor
 from qkvflow.experiment.plan import Plan, make_plan
 
 
@@ -44,6 +45,10 @@ def content(text: Path, **changes: Any) -> dict[str, Any]:
         "speed_rounds": 0,
     }
     return {**base, **changes}
+
+
+def workers(count: int) -> AbstractExecutor:
+    return make_executor("local", ExecutorOptions(count))
 
 
 def small_plan(text: Path, **changes: Any) -> Plan:

@@ -15,26 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from comparisons import content, lines_of, read_json, small_plan, worker_pids
+from comparisons import content, lines_of, read_json, small_plan, worker_pids, workers
 
 from qkvflow.cli import main
 from qkvflow.errors import ResourceError, UserError
 from qkvflow.experiment.comparison import run_plan
 from qkvflow.experiment.display import LineDisplay, Row, SilentDisplay
-from qkvflow.experiment.executors import ExecutorOptions, Stopped, make_executor
+from qkvflow.experiment.executors import Stopped
 from qkvflow.experiment.resolve import describe, shapes, with_steps
 from qkvflow.experiment.units import Unit
 from qkvflow.records import collect, read_record
-from qkvflow.report import build_report, markdown, numbers
+from qkvflow.report import build_report
 from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import read_yaml
 from qkvflow.runs.corpus import load_data
 
 BOTH = ("standard", "time-indexed-mlp")
-
-
-def workers(count: int) -> Any:
-    return make_executor("local", ExecutorOptions(count))
 
 
 def both_plan(text: Path, **changes: Any) -> Any:
@@ -376,42 +372,6 @@ def test_a_full_disk_is_no_result(tmp_path: Path, text: Path):
     assert not (run / "record.json").exists()
     (run / "checkpoints").unlink()
     assert run_plan(plan, tmp_path / "out", executor=workers(1)).finished == 1
-
-
-def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path):
-    tune = {"search": {"optim.lr": "1e-06,0.03"}, "seeds": [71, 72]}
-    plan = small_plan(text, tune=tune, seeds=1, budget={"steps": 8})
-    run_plan(plan, tmp_path / "out", executor=workers(2))
-    found = read_json(tmp_path / "out" / "tuning.json")
-    assert (found["search"], found["seeds"]) == (tune["search"], tune["seeds"])
-    mine = found["models"]["standard"]
-    assert mine["chosen"] == 3e-2
-    for trial, rate in zip(mine["trials"], (1e-6, 3e-2), strict=True):
-        place = tmp_path / "out" / "tuning" / "standard" / "trials" / f"{trial['number']:04}"
-        records = [read_record(place / f"seed-{seed}" / "record.json") for seed in tune["seeds"]]
-        assert {each.content["training"]["optim"]["lr"] for each in records} == {rate}
-        assert all(each.loss("test", "nats") is None for each in records)
-        losses = [each.loss("validation", "nats") for each in records]
-        assert trial["loss"] == pytest.approx(np.mean([loss for loss in losses if loss]))
-    record = read_record(tmp_path / "out" / "runs" / "standard" / "seed-0" / "record.json")
-    assert record.content["training"]["optim"]["lr"] == 3e-2
-    assert len(collect(tmp_path / "out").finished) == 1
-    rates = build_report([tmp_path / "out"]).report.model("standard").rates
-    assert (rates.used, list(rates.tried), rates.edge) == (3e-2, [1e-6, 3e-2], "highest")
-
-
-def test_a_model_of_which_no_trial_ends_is_trained_as_configured(tmp_path: Path, text: Path):
-    tune = {"search": {"optim.lr": "1e30"}, "seeds": [71]}
-    train = {**content(text)["train"], "max_skipped": 2}
-    plan = small_plan(text, tune=tune, seeds=1, budget={"steps": 8}, train=train)
-    assert run_plan(plan, tmp_path / "out", executor=workers(1)).finished == 1
-    found = read_json(tmp_path / "out" / "tuning.json")["models"]["standard"]
-    assert (found["best"], found["values"], found["chosen"]) == (None, {}, plan.optim.lr)
-    assert "not finite" in found["trials"][0]["error"]
-    rates = build_report([tmp_path / "out"]).report.model("standard").rates
-    assert rates.tried == {1e30: None}
-    table = markdown.tuning([read_json(tmp_path / "out" / "tuning.json")])
-    assert table.splitlines()[-1].split() == ["|", "standard", "|", numbers.ABSENT, "|"]
 
 
 def test_a_solver_that_runs_out_of_steps_has_no_loss(tmp_path: Path, text: Path):
