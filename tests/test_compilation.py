@@ -1,14 +1,17 @@
-"""The cache of compiled programs, after a process was killed while it wrote there."""
+"""The cache of compiled programs, after a process was killed while it wrote there; and those that a
+process remembers."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from qkvflow.cli import _notes
+from qkvflow.compilation import shared
 from qkvflow.paths import cache_dir
 
 pytestmark = pytest.mark.filterwarnings("always:Error reading persistent:UserWarning")
@@ -61,3 +64,23 @@ def test_a_directory_of_others_is_left_alone(
     compiled()
     assert "it was compiled anew" in capsys.readouterr().err
     assert path.exists()
+
+
+def test_what_is_made_of_equal_arguments_is_made_once():
+    made = []
+
+    @shared
+    def make(*args: object) -> object:
+        made.append(args)
+        return object()
+
+    assert make(1, "a") is make(1, "a")
+    assert len(made) == 1
+    array = np.zeros(2)
+    assert make(array) is not make(array)
+    for number in range(2, 10):
+        make(number)
+    assert make(9) is make(9)
+    before = len(made)
+    make(1, "a")  # Eight others came after it.
+    assert len(made) == before + 1

@@ -1,10 +1,29 @@
-"""Compiled programs kept between processes: JAX's persistent compilation cache."""
+"""Compiled programs kept: between processes in JAX's persistent cache, within one by `shared`."""
 
 import glob
 import os
 import re
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Any
 
 from qkvflow.paths import cache_dir
+
+
+def shared(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a function that makes a program: once for equal arguments, of which the last few are
+    remembered. An argument without a hash, such as a NumPy array in a model, is equal to none."""
+    remembered = lru_cache(maxsize=8)(make)
+
+    @wraps(make)
+    def made(*args: Any) -> Any:
+        try:
+            hash(args)
+        except TypeError:
+            return make(*args)
+        return remembered(*args)
+
+    return made
 
 
 def use_compilation_cache() -> None:

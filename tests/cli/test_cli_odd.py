@@ -2,6 +2,7 @@
 
 import json
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,24 @@ def test_one_window_has_no_error_to_print():
 def test_what_is_echoed_is_one_line():
     assert one_line("a\n  b\tc") == "a b c"
     assert len(one_line("x" * 10_000)) == 600
+
+
+def test_ctrl_c_that_a_library_turns_into_an_error_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stopped(*_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise zlib.error("Error -2 while flushing: inconsistent stream state")
+
+    monkeypatch.setattr("qkvflow.cli._run_verb", stopped)
+    assert main(["models"]) == 130
+    assert capsys.readouterr().err == "qkvflow: interrupted\n"
+
+    def broken(*_: object) -> int:
+        raise zlib.error("damaged")
+
+    monkeypatch.setattr("qkvflow.cli._run_verb", broken)
+    with pytest.raises(zlib.error, match="damaged"):
+        main(["models"])

@@ -61,6 +61,27 @@ def test_the_whole_split_once(model: LanguageModel, num_tokens: int):
     assert len(found.by_position) == min(16, num_tokens - 1)
 
 
+def test_splits_and_models_that_are_alike_share_a_program(
+    tiny: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+):
+    config = tiny(model={"name": "hybrid", "num_steps": 5}).model.config
+    one, two = (build_config(config, vocab_size=VOCAB, key=model_key(seed)) for seed in (0, 1))
+    traced = []
+
+    def noted(model: LanguageModel, *windows: jax.Array) -> jax.Array:
+        traced.append(model.num_steps)
+        return token_losses(model, *windows)
+
+    monkeypatch.setattr("qkvflow.evaluation.losses.token_losses", noted)
+    found = [evaluate(model, split_of(n), batch_size=4) for model in (one, two) for n in (100, 500)]
+    assert traced == [5]
+    for model, each in zip((one, one, two, two), found, strict=True):
+        losses = np.concatenate(plain(model, split_of(each.tokens + 1).tokens, 16))
+        assert each.nats == pytest.approx(losses.mean(), rel=1e-5)
+    evaluate(one.at_depth(2), split_of(100), batch_size=4)
+    assert traced == [5, 2]
+
+
 def test_the_batch_does_not_matter_and_twice_is_the_same(model: LanguageModel):
     split = split_of(500)
     one, again, other = (evaluate(model, split, batch_size=size) for size in (4, 4, 7))

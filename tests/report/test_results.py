@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 from synthetic import MODELS, PLAN, QUESTIONS, experiment, record
 
 from qkvflow.digests import sealed
@@ -89,6 +90,22 @@ def test_a_page_that_was_rebuilt_is_right_and_stays(made: Path):
     assert len(answers) == 2
     assert all("interval" in line and "after Holm over 3 pairs" in line for line in answers)
     assert "N-grams counted on all 1.26M tokens of the train split, orders 1 to 5: 3.2010" in text
+
+
+def test_the_interval_of_a_difference_has_its_direction(copy: Path):
+    page = copy / "docs" / "results.md"
+    words = [f"study value interval {pair}" for pair in ("tong:standard", "standard:tong")]
+    page.write_text("# R\n" + "\n".join(f"<!-- results: {w} --><!-- end -->" for w in words))
+    Pages(copy).rebuild()
+    records = read_records(copy / "results" / "study")
+    tong, standard = (
+        np.array([run.content["losses"]["test"]["nats"] for run in records.of(label)])
+        for label in ("tong", "standard")
+    )
+    low, high = scipy.stats.ttest_rel(tong, standard).confidence_interval()
+    lines = page.read_text().splitlines()[1:]
+    assert f">{low:.4f} to {high:.4f}<" in lines[0]
+    assert f">{-high:.4f} to {-low:.4f}<" in lines[1]
 
 
 def altered(path: Path, old: str, new: str) -> None:

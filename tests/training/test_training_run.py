@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import pytest
+from own_members import kept_registries
 from processes import pipe, start
 
 from qkvflow.errors import UserError
 from qkvflow.evaluation import evaluate
-from qkvflow.evaluation import losses as losses_module
 from qkvflow.generation.text import sample_text
 from qkvflow.records import read_record
 from qkvflow.runs.config import RunConfig, make_config
@@ -22,7 +23,9 @@ from qkvflow.runs.config_files import load_config
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load_run
 from qkvflow.runs.rundir import locked, read_lines
-from qkvflow.training import dispatch, loop, resume, train
+from qkvflow.training import dispatch, loop, program, resume, train
+from qkvflow.training.step import make_multi_step
+from qkvflow.zoo.registry import OPTIMISERS
 
 
 def metrics_of(directory: Path) -> list[dict[str, Any]]:
@@ -98,8 +101,7 @@ def test_a_target_loss_stops_early(tiny: Callable[..., RunConfig], tmp_path: Pat
 def test_a_corpus_too_large_for_the_device_gives_the_same_run(
     finished: Path, tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for module in (losses_module, dispatch):
-        monkeypatch.setattr(module, "fits_on_device", lambda *_: False)
+    monkeypatch.setattr(dispatch, "fits_on_device", lambda *_: False)
     train(tiny(), tmp_path / "mapped")
     mapped, plain = metrics_of(tmp_path / "mapped"), metrics_of(finished)
     assert [x["step"] for x in mapped] == [x["step"] for x in plain]
@@ -160,7 +162,8 @@ def test_a_sample_that_fails_says_so(
 def test_runs_of_one_shape_share_their_program(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Other seeds, learning rates, warm-ups and lengths are arguments; another optimiser is not."""
+    """Other seeds, learning rates, warm-ups and lengths are arguments; another optimiser is not. In
+    one process another seed is not even traced again."""
     compiled: list[str] = []
     compile = jax.stages.Lowered.compile
 
@@ -177,6 +180,32 @@ def test_runs_of_one_shape_share_their_program(
     assert compiled[0] == compiled[1]
     train(tiny(optim={"beta2": 0.9}, train={"steps": 4}), tmp_path / "other")
     assert compiled[2] != compiled[0]
+    made: list[Any] = []
+
+    def noted_step(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        return make_multi_step(*args, **kwargs)
+
+    monkeypatch.setattr(program, "make_multi_step", noted_step)
+    again = train(tiny(train={"steps": 4}), tmp_path / "again")
+    seed = train(tiny(train={"steps": 4, "seed": 2}), tmp_path / "seed")
+    assert not made
+    assert again["losses"] == one["losses"]
+    assert seed["losses"] != one["losses"]
+    train(tiny(train={"steps": 4}, optim={"lr": 0.2}), tmp_path / "rate")
+    assert len(made) == 1
+
+
+def test_an_optimiser_of_the_same_name_is_not_taken_for_another(
+    tiny: Callable[..., RunConfig], tmp_path: Path
+):
+    losses = []
+    for rate in (0.0, 0.5):
+        with kept_registries():
+            OPTIMISERS.register("mine")(lambda optim, schedule, rate=rate: optax.sgd(rate))
+            record = train(tiny(optim={"name": "mine"}), tmp_path / str(rate))
+            losses.append(record["losses"]["test"]["nats"])
+    assert losses[0] - losses[1] > 0.1
 
 
 def test_other_depths_are_in_the_record(unfinished: Path):

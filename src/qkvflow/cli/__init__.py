@@ -88,11 +88,22 @@ def main(argv: list[str] | None = None) -> int:
     except RecursionError:
         return _refuse("what was given is nested too deeply; flatten it")
     except Exception as error:
+        if _after_interrupt(error):
+            print("qkvflow: interrupted", file=sys.stderr)
+            return 130
         if (problem := out_of_memory(error)) is not None:
             return _refuse(problem)
         if "embedded null byte" in str(error):
             return _refuse("a path or text with a null character cannot be used; leave it out")
         raise
+
+
+def _after_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C came before it: libraries that are stopped halfway may raise errors of their
+    own while they clear up, as zlib's in the middle of a picture."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _refuse(why: object) -> int:

@@ -6,25 +6,24 @@ the tokens before it in its window. Losses come back per token and are added up 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Integer
+from jaxtyping import Array, Float, Int
 
+from qkvflow.compilation import shared
 from qkvflow.data import TokenArray
 from qkvflow.data.batches import (
     EvaluationWindows,
     evaluation_windows,
-    fits_on_device,
-    gather_windows,
     host_windows,
     window_mask,
 )
-from qkvflow.distributed import Layout, check_batch, hosts, one_device
+from qkvflow.distributed import Layout, check_batch, one_device
 from qkvflow.distributed.memory import check_program
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, Work, token_losses, token_losses_and_work
@@ -121,56 +120,36 @@ def evaluation_groups(
     return WindowGroups(picked.starts.reshape(shape), picked.lengths.reshape(shape), counts)
 
 
-def make_group_losses(
-    static: Any, context: int, layout: Layout | None = None
-) -> Callable[..., tuple[Array, Work | None]]:
-    """`losses(params, tokens, starts, lengths, count)`: every token's loss, 0 where masked, and
+@shared
+def _program(leaves: tuple[Any, ...], structure: Any, context: int, layout: Layout) -> Any:
+    """`losses(params, batches, lengths, count)`, compiled: every token's loss, 0 where masked, and
     every batch's work where there is a solver."""
+    static = jax.tree.unflatten(structure, leaves)
 
     def losses(
         params: Any,
-        tokens: Integer[Array, " tokens"],
-        starts: Int[Array, "group batch"],
+        batches: tuple[Int[Array, "group batch seq"], Int[Array, "group batch seq"]],
         lengths: Int[Array, "group batch"],
         count: Int[Array, ""],
     ) -> tuple[Float[Array, "group batch seq"], Work | None]:
-        def batch(index: Any) -> tuple[Array, Array]:
-            return gather_windows(tokens, starts[index], context)
+        # The weights along depth are made once for all batches, not once for each.
+        model = layout.shard_model(eqx.combine(params, static).precomputed())
+        solves = isinstance(model.scheme, AbstractSolver)
 
-        return _losses(eqx.combine(params, static), batch, lengths, count, context, layout)
+        def body(index: Any, out: tuple[Array, Work | None]) -> tuple[Array, Work | None]:
+            inputs, targets = (layout.shard_batch(each[index]) for each in batches)
+            if solves:
+                each, work = token_losses_and_work(model, inputs, targets)
+            else:
+                each, work = token_losses(model, inputs, targets), None
+            made = jnp.where(window_mask(lengths[index], context), each, 0.0), work
+            return jax.tree.map(lambda all, one: all.at[index].set(one), out, made)
 
-    return losses
+        size = lengths.shape[0]
+        none = Work(jnp.zeros(size), jnp.zeros(size, bool), jnp.zeros(size)) if solves else None
+        return jax.lax.fori_loop(0, count, body, (jnp.zeros((*lengths.shape, context)), none))
 
-
-def _losses(
-    model: LanguageModel,
-    batch: Callable[[Any], tuple[Array, Array]],
-    lengths: Int[Array, "group batch"],
-    count: Int[Array, ""],
-    context: int,
-    layout: Layout | None,
-) -> tuple[Float[Array, "group batch seq"], Work | None]:
-    # The weights along depth are made once for all batches, not once for each.
-    model = model.precomputed()
-    if layout is not None:
-        model = layout.shard_model(model)
-
-    solves = isinstance(model.scheme, AbstractSolver)
-
-    def body(index: Any, out: tuple[Array, Work | None]) -> tuple[Array, Work | None]:
-        inputs, targets = batch(index)
-        if layout is not None:
-            inputs, targets = layout.shard_batch(inputs), layout.shard_batch(targets)
-        if solves:
-            each, work = token_losses_and_work(model, inputs, targets)
-        else:
-            each, work = token_losses(model, inputs, targets), None
-        made = jnp.where(window_mask(lengths[index], context), each, 0.0), work
-        return jax.tree.map(lambda all, one: all.at[index].set(one), out, made)
-
-    size = lengths.shape[0]
-    none = Work(jnp.zeros(size), jnp.zeros(size, bool), jnp.zeros(size)) if solves else None
-    return jax.lax.fori_loop(0, count, body, (jnp.zeros((*lengths.shape, context)), none))
+    return jax.jit(losses, out_shardings=layout.replicated)
 
 
 def evaluate(
@@ -201,7 +180,7 @@ def evaluate(
 
 
 class Evaluator:
-    """Evaluates parameters on one split; compiled at the first call."""
+    """Evaluates parameters on one split; compiled at the first call of a model like this."""
 
     def __init__(
         self,
@@ -219,15 +198,8 @@ class Evaluator:
         self._groups = evaluation_groups(len(split), context, batch_size, max_tokens)
         self._layout = layout or one_device()
         check_batch(self._layout.shape, batch_size)
-        # Several processes read their own windows each.
-        fits = fits_on_device(len(split), split.tokens.dtype.itemsize)
-        self._on_device = fits and hosts.count() == 1
-        if self._on_device:
-            self._tokens = self._layout.replicate(split.tokens)
-            losses = make_group_losses(static, context, self._layout)
-        else:
-            losses = _host_group_losses(static, context, self._layout)
-        self._losses: Any = jax.jit(losses, out_shardings=self._layout.replicated)
+        leaves, structure = jax.tree.flatten(static)
+        self._losses = _program(tuple(leaves), structure, context, self._layout)
 
     @property
     def tokens_run(self) -> int:
@@ -273,11 +245,7 @@ class Evaluator:
         for starts, lengths, count in zip(*self._groups, strict=True):
             count = min(count, batches)
             numbers = [self._layout.replicate(each) for each in (lengths, np.int32(count))]
-            if self._on_device:
-                placed = self._layout.replicate(starts)
-                yield params, self._tokens, placed, *numbers
-            else:
-                yield params, self._windows(starts), *numbers
+            yield params, self._windows(starts), *numbers
 
     def _windows(self, starts: Int[np.ndarray, "group batch"]) -> tuple[Array, ...]:
         """The windows of a group, of which this process reads its own rows."""
@@ -288,19 +256,6 @@ class Evaluator:
             self._layout.assemble(each.reshape(*own.shape, self._context), batch_size)
             for each in windows
         )
-
-
-def _host_group_losses(
-    static: Any, context: int, layout: Layout
-) -> Callable[..., tuple[Array, Work | None]]:
-    def losses(
-        params: Any, batches: tuple[Array, Array], lengths: Array, count: Array
-    ) -> tuple[Array, Work | None]:
-        inputs, targets = batches
-        model = eqx.combine(params, static)
-        return _losses(model, lambda i: (inputs[i], targets[i]), lengths, count, context, layout)
-
-    return losses
 
 
 def summarise(

@@ -20,6 +20,10 @@ from qkvflow.zoo.plugins import take_setup
 
 LOCK_SECONDS = 60.0
 """How long a run directory may still be in use by a process that is about to end."""
+_KEPT = 8
+"""Models whose programs are kept for their next seeds; those of more would only take memory."""
+_models: set[Path] = set()
+"""Those of the runs since programs were last forgotten."""
 
 
 def perform(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +62,10 @@ def _run(job: Mapping[str, Any]) -> None:
     try:
         resume(job["directory"], patience=LOCK_SECONDS)
     finally:
-        jax.clear_caches()  # Programs of other models would only take memory.
+        _models.add(Path(job["directory"]).parent)
+        if len(_models) > _KEPT:
+            _models.clear()
+            jax.clear_caches()
 
 
 def _measure(job: Mapping[str, Any]) -> None:

@@ -230,8 +230,9 @@ def command(words: str) -> str:
 
 
 def value(report: Report, what: str, which: str, cost: str = "total") -> str:
-    """One number for a sentence: `loss A`, `interval A`, `difference A:B`, `p A:B`, `detectable
-    A:B`, and `ratio A:B COST` of parameters (`total`, `blocks`) or of training `flops`."""
+    """One number for a sentence: `loss A`, `interval A`, `difference A:B`, its `interval A:B` (of
+    A less B), `p A:B`, and `ratio A:B COST` of parameters (`total`, `blocks`) or of training
+    `flops`."""
     labels = which.split(":")
     models = {model.label: model for model in report.models}
     for label in labels:
@@ -241,16 +242,18 @@ def value(report: Report, what: str, which: str, cost: str = "total") -> str:
     if len(labels) == 1:
         ends = numbers.interval(found["t_interval"]) or numbers.ABSENT
         return {"loss": numbers.loss(found["mean"]), "interval": ends}[what]
-    pair, _ = report.pair(labels[0], labels[1])
+    pair, sign = report.pair(labels[0], labels[1])
     if what == "ratio":
         top, bottom = (
             models[label].flops if cost == "flops" else models[label].params[cost]
             for label in labels
         )
         return numbers.three(top / bottom) if top and bottom else numbers.ABSENT
-    difference = pair["difference"]["estimate"]
+    difference, ends = pair["difference"]["estimate"], pair["difference"]["interval"]
+    if ends is not None and ends["low"] is not None and sign < 0:
+        ends = {"low": -ends["high"], "high": -ends["low"]}
     return {
+        "interval": numbers.interval(ends) or numbers.ABSENT,
         "difference": numbers.loss(None if difference is None else abs(difference)),
         "p": numbers.p_value(pair["tests"]["t"]["p_holm"]),
-        "detectable": numbers.loss(pair["detectable"]["corrected"]),
     }[what]

@@ -31,7 +31,7 @@ class Dispatch:
         self.size = min(self._wanted or 1, self._most)
         hyper = jax.tree.map(self._layout.replicate, program.hyper())
         self._hyper = hyper._replace(teacher=program.teacher_arrays)
-        self._multi_step = program.multi_step(self._most, on_device=on_device)
+        self._jitted = program.jitted(self._most, on_device=on_device)
         self._loader: BatchLoader | None = None
         if on_device:
             self._tokens = self._layout.replicate(tokens.tokens)
@@ -48,13 +48,7 @@ class Dispatch:
 
     def compile(self, state: TrainState) -> int | None:
         """Compile for this state; returns the bytes that the program holds at once."""
-        layout = self._layout
-        jitted = jax.jit(
-            self._multi_step,
-            donate_argnums=0,
-            out_shardings=(layout.shardings(state), layout.replicated),
-        )
-        self._compiled = jitted.lower(state, self._hyper, *self._data(0)).compile()
+        self._compiled = self._jitted.lower(state, self._hyper, *self._data(0)).compile()
         return program_bytes(self._compiled)
 
     def __call__(self, state: TrainState, count: int) -> tuple[TrainState, Any]:

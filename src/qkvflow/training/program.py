@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from qkvflow.compilation import shared
 from qkvflow.distributed import Layout, one_device
 from qkvflow.errors import UserError
 from qkvflow.lm import LanguageModel, build_config, count_flops
@@ -32,6 +33,7 @@ from qkvflow.training.step import (
     model_key,
     split_model,
 )
+from qkvflow.zoo.registry import OPTIMISERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +107,20 @@ class Program:
             shard_model=self.layout.shard_model,
         )
 
+    def jitted(self, max_steps: int, *, on_device: bool) -> Any:
+        """`multi_step` under `jax.jit`, which donates the state. Runs that differ in their seed
+        alone share it, but for those that have a teacher, which would be kept with it."""
+        if self.teacher is not None:
+            return self._jitted_steps(max_steps, on_device)
+        return _shared_steps(_Alike.of(self), max_steps, on_device)
+
+    def _jitted_steps(self, max_steps: int, on_device: bool) -> Any:
+        return jax.jit(
+            self.multi_step(max_steps, on_device=on_device),
+            donate_argnums=0,
+            out_shardings=(self.layout.shardings(self.state), self.layout.replicated),
+        )
+
     def _optimiser(self, hyper: Hyper) -> optax.GradientTransformationExtraArgs:
         optim = self.config.optim
         schedule = partial(make_schedule(optim), hyper)
@@ -123,14 +139,13 @@ class Program:
 
     def init(self) -> TrainState:
         """The state before the first step, with fresh weights from the seed."""
+        alike = _Alike.of(dataclasses.replace(self, teacher=None))
+        return _shared_init(alike)(np.int32(self.config.train.seed))
 
-        def fresh(seed: Any) -> TrainState:
-            config, key = self.config.model.config, model_key(seed)
-            model = build_config(config, vocab_size=self.vocab_size, key=key)
-            return self._init_state(split_model(model)[0])
-
-        init = jax.jit(fresh, out_shardings=self.layout.shardings(self.state))
-        return init(np.int32(self.config.train.seed))
+    def _fresh(self, seed: Any) -> TrainState:
+        config, key = self.config.model.config, model_key(seed)
+        model = build_config(config, vocab_size=self.vocab_size, key=key)
+        return self._init_state(split_model(model)[0])
 
     def init_from(self, model: LanguageModel) -> TrainState:
         """The state before the first step, with given weights."""
@@ -165,6 +180,34 @@ class Program:
     @property
     def _averages(self) -> bool:
         return averages(self.state.opt_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alike:
+    """A program, equal to those that compile to the same for another seed."""
+
+    key: Any
+    program: Program = dataclasses.field(compare=False)
+
+    @classmethod
+    def of(cls, program: Program) -> "_Alike":
+        config = program.config
+        leaves, structure = jax.tree.flatten(program.static)
+        model = tuple(leaves), structure, program.vocab_size, config.model.config, program.layout
+        # What a name stands for may change while a process lives.
+        optim = config.optim, OPTIMISERS[config.optim.name]
+        return cls((model, optim, dataclasses.replace(config.train, seed=0)), program)
+
+
+@shared
+def _shared_steps(alike: _Alike, max_steps: int, on_device: bool) -> Any:
+    return alike.program._jitted_steps(max_steps, on_device)
+
+
+@shared
+def _shared_init(alike: _Alike) -> Any:
+    program = alike.program
+    return jax.jit(program._fresh, out_shardings=program.layout.shardings(program.state))
 
 
 def make_program(

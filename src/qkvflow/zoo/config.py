@@ -165,7 +165,7 @@ class ModelConfig:
         "standard, or mup: initial sizes, updates, attention scores and logits scale with d_model "
         "so that the best learning rate does not move with it (Yang et al. 2022).",
     )
-    mup_width: int = option(64, "Width at which mup is as standard.")
+    mup_width: int = option(64, "Width at which mup is as standard, with heads of 16 channels.")
 
     # Regularisation
     dropout: float = option(0.0, "Dropout on the embedding and on every increment.")
