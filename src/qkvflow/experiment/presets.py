@@ -31,6 +31,17 @@ _PUBLISHED: dict[str, Any] = {
     "seeds": 5,
 }
 
+_SMALL: dict[str, Any] = {
+    # About 30,000 bytes each to validate and to test on, by whole files.
+    "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
+    "model": {"d_model": 64, "num_heads": 4, "num_steps": 4, "context": 64},
+    "train": {"batch_size": 8},
+    "optim": {"name": "muon", "lr": 1e-2, "warmup": 40},
+    "checkpoint": {"every": 500},
+    "budget": {"steps": 2000},
+}
+"""Minutes on two cores, and past the trigram of the corpus."""
+
 _TIME_INDEXED = "time-indexed-mlp"
 _INTEGRATION = "Is ODE integration needed?"
 _STATE = "How many states does the state space layer need?"
@@ -82,13 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
                 ("Is it as good as layers of their own?", _TIME_INDEXED, "standard"),
             )
         ],
-        # About 30,000 bytes each to validate and to test on, by whole files.
-        "data": {"spec": "stdlib?split=0.995,0.0025,0.0025"},
-        "model": {"d_model": 64, "num_heads": 4, "num_steps": 4, "context": 64},
-        "train": {"batch_size": 8},
-        "optim": {"name": "muon", "lr": 1e-2, "warmup": 40},
-        "checkpoint": {"every": 500},
-        "budget": {"steps": 2000},
+        **_SMALL,
         "seeds": [4, 5, 6, 7, 8],  # 0 to 3 are those of results/pilot, by which five were chosen.
         "evaluations": 4,
         "speed_rounds": 3,
@@ -124,11 +129,10 @@ PRESETS: dict[str, dict[str, Any]] = {
             "ssm-selective=time-indexed-selective-ssm",
         ],
         "questions": [{"name": name, "a": a, "b": b} for name, a, b in _QUESTIONS],
-        **_PUBLISHED,
-        "train": {**_PUBLISHED["train"], "eval_depths": "0.5,2,4,adaptive"},
-        "model": {"d_model": 128, "num_heads": 4, "num_steps": 6, "context": 128},
-        "optim": {"lr": 1e-3},
-        "budget": {"steps": 600},
+        **_SMALL,
+        "train": {**_SMALL["train"], "eval_depths": "0.5,2,4,adaptive"},
+        "tune": {"search": {"optim.lr": "3e-3,1e-2"}, "seeds": 1},
+        "seeds": [9, 10, 11, 12, 13],  # 0 to 8 are those of the pilot and of quick.
     },
     "looped": {
         "title": "Do looped models pay at equal cost?",
