@@ -62,6 +62,12 @@ def test_attention_in_half_precision(seq: int):
     assert error < 2**-7 * jnp.abs(exact).max()
 
 
+def test_sequences_together_are_those_in_turn(monkeypatch: pytest.MonkeyPatch):
+    """Several devices: all long sequences at once."""
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert_twins(attend, plain_attend, *heads(600, 4, 2, 8))
+
+
 def test_large_scores_do_not_overflow():
     q, k, v = heads(600, 2, 2, 8)
     assert_twins(attend, plain_attend, 100.0 * q, k, v, close=1e-4)

@@ -10,7 +10,8 @@ lies within the blocks on the diagonal is computed.
   out one after another.
 - Beyond, one pair of blocks is taken at a time (Rabe and Staats 2021; FlashAttention, Dao et al.
   2022): the sums of exponentials are carried along, and the backward pass makes the scores again
-  from one number for every query. Memory grows linearly with the length.
+  from one number for every query. Memory grows linearly with the length. On one CPU sequences take
+  turns, so that the scores of a pair stay in the cache.
 
 Scores, sums and gradients are accumulated in float32, products take the type of their input. On a
 GPU, cuDNN's fused attention is asked for where it exists: 16-bit inputs, heads of at most 128.
@@ -32,7 +33,7 @@ KVHeads = Float[Array, "batch seq kv_heads d_head"]
 
 SHORT = 512
 """Tokens up to which exponentials are kept: there they are not much beside what a layer keeps."""
-BLOCK = 256
+BLOCK = 128
 """Tokens of a block in longer sequences."""
 
 
@@ -66,8 +67,16 @@ def on_cudnn(q: Heads) -> bool:
 
 def _dot(a: Array, b: Array, over: tuple[int, int]) -> Array:
     """Matrices of the last two axes, summed over the given one of each, in float32."""
-    dims = (((over[0] + 2,), (over[1] + 2,)), ((0, 1), (0, 1)))
+    first = a.ndim - 2
+    many = tuple(range(first))
+    dims = (((over[0] + first,), (over[1] + first,)), (many, many))
     return lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+
+
+def _turned(a: Array, b: Array) -> Array:
+    """a^T b, `d_head keys`, for b^T a, which is tall and runs at half the speed. The barrier
+    keeps XLA from taking one for the other."""
+    return lax.optimization_barrier(_dot(a, b, (0, 0)))
 
 
 @jax.custom_vjp
@@ -108,7 +117,7 @@ def _groups_of(x: Array, groups: int) -> Array:
 def _mask(groups: int, start: int, end: int) -> Array:
     """0 where a query of the block may look, minus infinity where not."""
     seen = jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
-    return jnp.tile(jnp.where(seen, 0.0, -jnp.inf), (groups, 1))[None, None]
+    return jnp.tile(jnp.where(seen, 0.0, -jnp.inf), (groups, 1))
 
 
 def _short_forward(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
@@ -117,7 +126,7 @@ def _short_forward(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
     mixed, kept = [], []
     for start, end in _blocks(seq):
         scores = _dot(_rows_of(scaled, start, end), k[:, :, :end], (1, 1))
-        scores = scores + _mask(groups, start, end)
+        scores = scores + _mask(groups, start, end)[None, None]
         weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
         inverse = 1.0 / jnp.sum(weights, axis=-1, keepdims=True)
         weights = weights.astype(v.dtype)
@@ -157,51 +166,70 @@ def _add_up(parts: list[Array]) -> Array:
     return jnp.concatenate(pieces, axis=2)
 
 
-# Long sequences: blocks are stacked along a first axis, `block batch kv_heads rows d_head`.
+# Long sequences, each by itself: q is `kv_heads groups seq d_head`, k and v are `kv_heads seq
+# d_head`. Blocks are stacked along a first axis, `block kv_heads rows d_head`.
 
 
-def _pad(x: Array, axis: int) -> Array:
+def _in_turn(function: Callable[..., Any], *args: Any) -> Any:
+    """`function` of each sequence: one after another on one CPU, elsewhere together."""
+    if jax.default_backend() != "cpu" or jax.device_count() > 1:
+        return jax.vmap(function)(*args)
+    return lax.map(lambda each: function(*each), args)
+
+
+def _pad(x: Array) -> Array:
     """With zeros up to whole blocks: no query looks at what comes after it."""
     widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, -x.shape[axis] % BLOCK)
+    widths[-2] = (0, -x.shape[-2] % BLOCK)
     return jnp.pad(x, widths)
 
 
 def _stack_queries(x: Array) -> Array:
-    batch, kv_heads, groups, seq, d_head = x.shape
-    split = x.reshape(batch, kv_heads, groups, seq // BLOCK, BLOCK, d_head)
-    return split.transpose(3, 0, 1, 2, 4, 5).reshape(-1, batch, kv_heads, groups * BLOCK, d_head)
+    kv_heads, groups, seq, d_head = x.shape
+    split = x.reshape(kv_heads, groups, seq // BLOCK, BLOCK, d_head)
+    return split.transpose(2, 0, 1, 3, 4).reshape(-1, kv_heads, groups * BLOCK, d_head)
 
 
 def _unstack_queries(x: Array, groups: int) -> Array:
-    count, batch, kv_heads, _, d_head = x.shape
-    split = x.reshape(count, batch, kv_heads, groups, BLOCK, d_head).transpose(1, 2, 3, 0, 4, 5)
-    return split.reshape(batch, kv_heads, groups, count * BLOCK, d_head)
+    count, kv_heads, _, d_head = x.shape
+    split = x.reshape(count, kv_heads, groups, BLOCK, d_head).transpose(1, 2, 0, 3, 4)
+    return split.reshape(kv_heads, groups, count * BLOCK, d_head)
 
 
 def _stack_keys(x: Array) -> Array:
-    batch, kv_heads, seq, d_head = x.shape
-    return x.reshape(batch, kv_heads, seq // BLOCK, BLOCK, d_head).transpose(2, 0, 1, 3, 4)
+    kv_heads, seq, d_head = x.shape
+    return x.reshape(kv_heads, seq // BLOCK, BLOCK, d_head).transpose(1, 0, 2, 3)
 
 
-def _unstack_keys(x: Array) -> Array:
-    count, batch, kv_heads, _, d_head = x.shape
-    return x.transpose(1, 2, 0, 3, 4).reshape(batch, kv_heads, count * BLOCK, d_head)
+def _unstack_turned(x: Array) -> Array:
+    """Keys of blocks of which each is transposed."""
+    count, kv_heads, d_head, _ = x.shape
+    return x.transpose(1, 0, 3, 2).reshape(kv_heads, count * BLOCK, d_head)
 
 
 def _stacked(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
     """Blocks of scaled queries, keys and values."""
     scaled = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
-    return _stack_queries(_pad(scaled, 3)), _stack_keys(_pad(k, 2)), _stack_keys(_pad(v, 2))
+    return _stack_queries(_pad(scaled)), _stack_keys(_pad(k)), _stack_keys(_pad(v))
 
 
 Sums = tuple[Array, Array, Array]
 
 
 def _long_forward(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
-    groups, seq = q.shape[2:4]
+    y, *rest = _in_turn(_one_forward, q, k, v)
+    return y, (q, k, v, *rest)
+
+
+def _long_backward(kept: Any, g: Array) -> tuple[Array, Array, Array]:
+    return _in_turn(_one_backward, *kept, g)
+
+
+def _one_forward(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    """Of one sequence: the result, the same in blocks, and the logarithms of the sums."""
+    groups, seq = q.shape[1:3]
     queries, keys, values = _stacked(q, k, v)
-    causal = _mask(groups, 0, BLOCK)
+    causal = _mask(groups, 0, BLOCK)[None]
 
     def meet(query: Array, mask: Array | None, j: Array, sums: Sums) -> Sums:
         """Queries meet block j of the keys: sums relative to the largest score so far."""
@@ -222,16 +250,17 @@ def _long_forward(q: Array, k: Array, v: Array) -> tuple[Array, Any]:
         return i + 1, ((mixed / total).astype(q.dtype), most + jnp.log(total))
 
     _, (mixed, log_sums) = lax.scan(block, jnp.int32(0), queries)
-    return _unstack_queries(mixed, groups)[:, :, :, :seq], (q, k, v, mixed, log_sums)
+    return _unstack_queries(mixed, groups)[:, :, :seq], mixed, log_sums
 
 
-def _long_backward(kept: Any, g: Array) -> tuple[Array, Array, Array]:
-    q, k, v, mixed, log_sums = kept
-    groups, seq, d_head = q.shape[2:]
+def _one_backward(
+    q: Array, k: Array, v: Array, mixed: Array, log_sums: Array, g: Array
+) -> tuple[Array, Array, Array]:
+    groups, seq, d_head = q.shape[1:]
     queries, keys, values = _stacked(q, k, v)
-    ups = _stack_queries(_pad(g, 3))
+    ups = _stack_queries(_pad(g))
     means = jnp.sum(ups.astype(jnp.float32) * mixed, axis=-1, keepdims=True)
-    causal = _mask(groups, 0, BLOCK)
+    causal = _mask(groups, 0, BLOCK)[None]
 
     def meet(key: Array, value: Array, mask: Array | None, i: Array, grads: Any) -> Any:
         """Block i of the queries meets a block of keys."""
@@ -240,19 +269,19 @@ def _long_backward(kept: Any, g: Array) -> tuple[Array, Array, Array]:
         scores = scores if mask is None else scores + mask
         weights = jnp.exp(scores - log_sums[i])
         back = (weights * (_dot(ups[i], value, (1, 1)) - means[i])).astype(k.dtype)
-        grad_v = grad_v + _dot(weights.astype(v.dtype), ups[i], (0, 0))
-        grad_k = grad_k + _dot(back, queries[i], (0, 0))
+        grad_v = grad_v + _turned(ups[i], weights.astype(v.dtype))
+        grad_k = grad_k + _turned(queries[i], back)
         return grad_q.at[i].add(_dot(back, key, (1, 0))), grad_k, grad_v
 
     def block(carry: tuple[Array, Array], pair: tuple[Array, Array]) -> Any:
         j, grad_q = carry
-        none = jnp.zeros(pair[0].shape, jnp.float32)
+        none = jnp.zeros((len(k), d_head, BLOCK), jnp.float32)
         grads = meet(*pair, causal, j, (grad_q, none, none))
         grad_q, *rest = lax.fori_loop(j + 1, len(queries), partial(meet, *pair, None), grads)
         return (j + 1, grad_q), tuple(rest)
 
     start = (jnp.int32(0), jnp.zeros(queries.shape, jnp.float32))
     (_, grad_q), (grad_k, grad_v) = lax.scan(block, start, (keys, values))
-    grad_q = _unstack_queries(grad_q * d_head**-0.5, groups)[:, :, :, :seq]
-    grad_k, grad_v = (_unstack_keys(each)[:, :, :seq] for each in (grad_k, grad_v))
+    grad_q = _unstack_queries(grad_q * d_head**-0.5, groups)[:, :, :seq]
+    grad_k, grad_v = (_unstack_turned(each)[:, :seq] for each in (grad_k, grad_v))
     return grad_q.astype(q.dtype), grad_k.astype(k.dtype), grad_v.astype(v.dtype)
