@@ -46,9 +46,10 @@ import pytest  # noqa: E402
 from jax.experimental.compilation_cache.compilation_cache import reset_cache  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook("qkvflow", "beartype.beartype")
+install_import_hook("qkvflow", "shapes.checked")
 
 from qkvflow.paths import cache_dir  # noqa: E402
+from qkvflow.schemes.parts import remat  # noqa: E402
 
 pytest_plugins = ["tiny_runs", "browser"]
 
@@ -85,6 +86,20 @@ def cold_compilation() -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     reset_cache()
+
+
+@pytest.fixture(scope="module")
+def rolled() -> Iterator[None]:
+    """Depth as a loop and not written out, which is a third less to trace and to compile.
+
+    For tests of what models compute; `test_written_out_or_not` in tests/test_contract.py says
+    that it is the same. Tests that train, or compare with another process, do without, and do not
+    find its programs.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remat, "MAX_UNROLLED", 1)
+        yield
+    jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

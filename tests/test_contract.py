@@ -28,7 +28,10 @@ from tiny_models import (
 
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import AbstractSolver
+from qkvflow.schemes.parts import remat
 from qkvflow.zoo import FIELDS, INJECTIONS, MIXERS, SCHEMES, ModelConfig
+
+pytestmark = pytest.mark.usefixtures("rolled")
 
 LOOPED = "fixed-point"
 """A loop of residual steps, which every field and block meets by themselves: it has variants."""
@@ -82,12 +85,14 @@ def texts() -> Array:
     return jnp.asarray(np.stack([first[:SEQ], second, [*first[SEQ:], first[0]]]), jnp.int32)
 
 
-@eqx.filter_jit
 @eqx.filter_value_and_grad(has_aux=True)
-def gradient(model: LanguageModel, tokens: Array) -> tuple[Array, Array]:
+def derived(model: LanguageModel, tokens: Array) -> tuple[Array, Array]:
     logits = model(tokens)
     targets = jnp.roll(tokens, -1, axis=-1)
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean(), logits
+
+
+gradient = eqx.filter_jit(derived)
 
 
 def three_steps(model: LanguageModel, tokens: Array) -> tuple[Any, list[float], np.ndarray]:
@@ -153,6 +158,24 @@ def test_contract(field: str, block: str, scheme: str):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda each: "-".join(map(str, each.values())))
 def test_contract_of_variants(variant: dict[str, Any]):
     check(config_of(**variant))
+
+
+@pytest.mark.parametrize("field", FIELD_CASES)
+def test_written_out_or_not(field: str, monkeypatch: pytest.MonkeyPatch):
+    """The loop over depth of the tests here, and its steps one after another as in training."""
+
+    @eqx.filter_jit
+    def both(model: LanguageModel, tokens: Array) -> list[Any]:
+        found = []
+        for most in (1, 8):
+            monkeypatch.setattr(remat, "MAX_UNROLLED", most)
+            assert remat.unrolled(model.num_steps) == min(most, model.num_steps)
+            found.append(derived(model, tokens))
+        return found
+
+    rolled, written_out = both(randomised(make(config_of(field, "mlp")), 0.05), texts())
+    for one, other in zip(jax.tree.leaves(rolled), jax.tree.leaves(written_out), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_every_member_is_in_the_contract():
