@@ -5,6 +5,7 @@ rules are checked on the package, and the checks themselves on small planted tre
 """
 
 import ast
+import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -348,3 +349,13 @@ def test_planted_pickles_and_long_files_are_found(tmp_path: Path):
     package = plant(tmp_path, {"paths.py": text})
     assert len(pickles(package)) == 2
     assert long_files(package, most=3) == ["qkvflow.paths: 3 lines"]
+
+
+def test_shapes_are_checked_wherever_they_are_annotated():
+    annotated = [path for path in PACKAGE.rglob("*.py") if "jaxtyping" in path.read_text("utf-8")]
+    assert annotated
+    for path in annotated:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        spec = importlib.util.find_spec(".".join(parts).removesuffix(".__init__"))
+        assert spec is not None
+        assert type(spec.loader).__name__ == "_JaxtypingLoader"
