@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from qkvflow.blocks.kernels.attention import BLOCK, attend
 from qkvflow.cli import main
 from qkvflow.distributed.mesh import MeshShape
 from qkvflow.errors import UserError
@@ -59,6 +60,17 @@ def test_batched_products():
         return jnp.einsum("bqhd,bkhd->bhqk", q, k)
 
     assert work_of(scores, (2, 16, 4, 8), (2, 16, 4, 8)).products == 2 * 2 * 4 * 16 * 16 * 8
+
+
+def test_long_attention_counts_every_pair_of_blocks_on_and_below_the_diagonal():
+    batch, seq, heads, d_head = 3, 1024, 2, 16
+    pairs = (seq // BLOCK) * (seq // BLOCK + 1) // 2
+    once = 2 * batch * heads * BLOCK * BLOCK * d_head
+    shapes = [(batch, seq, heads, d_head)] * 3
+    # Scores and mixing forwards; backwards scores again, then a gradient for each operand of both.
+    assert work_of(attend, *shapes).products == pairs * 2 * once
+    gradient = jax.grad(lambda *qkv: jnp.sum(attend(*qkv) ** 2), argnums=(0, 1, 2))
+    assert work_of(gradient, *shapes).products == pairs * (2 + 5) * once
 
 
 HEAD = "HloModule m, num_partitions=8\n\nENTRY %main (p: f32[16,4]) -> f32[16,4] {\n"

@@ -2,7 +2,8 @@
 
 XLA's own cost analysis counts the body of a loop once. Here every computation is counted as often
 as it runs: a loop over depth, over pieces of the loss or over parts of the batch has a known number
-of trips, written beside it; a loop without one (the steps of a program call) counts once.
+of trips, written beside it. Attention's loop over pairs of blocks below the diagonal has as many as
+its name says; any other loop without a number (the steps of a program call) counts once.
 
     products     2 x (elements of the result) x (length of the contraction), over matrix products.
                  Elementwise work is left out: it is small, and hidden behind memory.
@@ -19,6 +20,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
+
+from qkvflow.blocks.kernels.attention import BELOW_DIAGONAL
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.+?) ([a-z][a-z0-9\-]*)\(([^()]*)\)(.*)$")
@@ -75,20 +78,24 @@ def count_work(text: str) -> Work:
     shapes = {name: each.shape for body in computations.values() for name, each in body.items()}
 
     @cache
-    def work(computation: str) -> Work:
+    def work(computation: str, around: int) -> Work:
+        """Of one run of a computation, within a loop of so many trips."""
         total = Work()
         for each in computations.get(computation, {}).values():
             total = total.plus(_own(each, shapes, devices))
-            called = tuple(map(work, _called(each)))
+            known = _TRIPS.search(each.rest) if each.operation == "while" else None
+            trips = int(known[1]) if known else 1
+            called = [work(name, trips if known else around) for name in _called(each)]
             inside = Work(*(sum(parts) for parts in zip(*called, strict=True)))
             if each.operation == "conditional":
                 # One of its branches runs, whichever: they count by their mean.
                 inside = Work(*(part // len(called) for part in inside))
-            trips = _TRIPS.search(each.rest) if each.operation == "while" else None
-            total = total.plus(inside.times(int(trips[1]) if trips else 1))
+            if each.operation == "while" and not known and BELOW_DIAGONAL in each.rest:
+                inside = Work(*(part * (around - 1) // 2 for part in inside))
+            total = total.plus(inside.times(trips))
         return total
 
-    return work(entry)
+    return work(entry, 1)
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:

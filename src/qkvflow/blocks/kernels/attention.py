@@ -35,6 +35,9 @@ SHORT = 512
 """Tokens up to which exponentials are kept: there they are not much beside what a layer keeps."""
 BLOCK = 128
 """Tokens of a block in longer sequences."""
+BELOW_DIAGONAL = "below_diagonal"
+"""The name, in a compiled program, of a loop over pairs of blocks below the diagonal. Its trips
+differ from block to block: (blocks - 1) / 2 on average."""
 
 
 def attend(q: Heads, k: KVHeads, v: KVHeads) -> Heads:
@@ -246,7 +249,8 @@ def _one_forward(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         # The block on the diagonal first: after it, every query has seen a key.
         sums = meet(query, causal, i, (jnp.zeros(query.shape, jnp.float32), one, one - jnp.inf))
         step: Callable[[Any, Sums], Sums] = partial(meet, query, None)
-        mixed, total, most = lax.fori_loop(0, i, step, sums)
+        with jax.named_scope(BELOW_DIAGONAL):
+            mixed, total, most = lax.fori_loop(0, i, step, sums)
         return i + 1, ((mixed / total).astype(q.dtype), most + jnp.log(total))
 
     _, (mixed, log_sums) = lax.scan(block, jnp.int32(0), queries)
@@ -277,7 +281,8 @@ def _one_backward(
         j, grad_q = carry
         none = jnp.zeros((len(k), d_head, BLOCK), jnp.float32)
         grads = meet(*pair, causal, j, (grad_q, none, none))
-        grad_q, *rest = lax.fori_loop(j + 1, len(queries), partial(meet, *pair, None), grads)
+        with jax.named_scope(BELOW_DIAGONAL):
+            grad_q, *rest = lax.fori_loop(j + 1, len(queries), partial(meet, *pair, None), grads)
         return (j + 1, grad_q), tuple(rest)
 
     start = (jnp.int32(0), jnp.zeros(queries.shape, jnp.float32))
