@@ -131,7 +131,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "questions": [{"name": name, "a": a, "b": b} for name, a, b in _QUESTIONS],
         **_SMALL,
         "train": {**_SMALL["train"], "eval_depths": "0.5,2,4,adaptive"},
-        "tune": {"search": {"optim.lr": "3e-3,1e-2"}, "seeds": 1},
+        "tune": {"search": {"optim.lr": "1e-3,3e-3,1e-2"}, "seeds": 1},
         "seeds": [9, 10, 11, 12, 13],  # 0 to 8 are those of the pilot and of quick.
     },
     "looped": {
