@@ -66,7 +66,7 @@ class TrainConfig:
     )
     steps_per_dispatch: int | None = option(
         None,
-        "Steps run as one program call; none: as many as take about half a second. No effect on "
+        "Steps run as one program call; none: as many as take about two seconds. No effect on "
         "results.",
     )
     max_skipped: int = option(

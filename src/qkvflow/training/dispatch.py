@@ -15,11 +15,13 @@ from qkvflow.training.step import TrainState
 MAX_STEPS = 128
 """Of one call, a part of the program; runs of any length share it."""
 _MAX_HOST_STEPS = 8
-_SECONDS = 0.5
+_SECONDS = 2.0
+"""Of one call: its temporaries are handed out anew by the system, which for a step of a third of a
+second costs a sixth of it; and Ctrl-C is answered when it ends."""
 
 
 class Dispatch:
-    """Calls the compiled program, with as many steps at once as take about half a second."""
+    """Calls the compiled program, with as many steps at once as take about two seconds."""
 
     def __init__(self, program: Program, tokens: TokenArray, first_step: int) -> None:
         train = program.config.train
