@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,7 +12,7 @@ import pytest
 from jaxtyping import Array
 
 import qkvflow
-from qkvflow.lm import LanguageModel, build_config, loss
+from qkvflow.lm import build_config, loss
 from qkvflow.lm.assembly import init_block
 from qkvflow.schemes.parts.grid import grid
 from qkvflow.zoo import ModelConfig, configure, entry
@@ -20,40 +20,47 @@ from qkvflow.zoo import ModelConfig, configure, entry
 VOCAB = 256
 
 
-@eqx.filter_jit
-def build(config: ModelConfig, key: Array) -> LanguageModel:
-    return build_config(config, vocab_size=VOCAB, key=key)
+pytestmark = pytest.mark.usefixtures("rolled")
 
 
-@eqx.filter_jit
-def sizes(model: LanguageModel) -> dict[str, Array]:
-    """The root mean square of every weight at every depth of the grid."""
-    blocks = model.field.stack(grid(model.num_steps))
+class Initial(NamedTuple):
+    """Of a model before its first step: root mean squares of its weights, and its loss."""
+
+    weights: dict[str, Array]
+    """Of every weight at every depth of the grid."""
+    expected: dict[str, Array]
+    """Of the weights of one standard block."""
+    branches: int
+    loss: Array
+
+
+def rms(blocks: Any, *, first_axis: int) -> dict[str, Array]:
     return {
-        jax.tree_util.keystr(path): jnp.sqrt(jnp.mean(leaf**2, axis=tuple(range(1, leaf.ndim))))
+        jax.tree_util.keystr(path): jnp.sqrt(
+            jnp.mean(leaf**2, axis=tuple(range(first_axis, leaf.ndim)))
+        )
         for path, leaf in jax.tree_util.tree_leaves_with_path(blocks)
     }
 
 
 @eqx.filter_jit
-def first_loss(model: LanguageModel, key: Array) -> Array:
+def initial(config: ModelConfig, key: Array) -> Initial:
+    model = build_config(config, vocab_size=VOCAB, key=key)
+    blocks = model.field.stack(grid(model.num_steps))
     tokens = jax.random.randint(key, (4, 129), 0, VOCAB)
-    return loss(model, tokens[:, :-1], tokens[:, 1:])
-
-
-def standard(config: ModelConfig) -> dict[str, float]:
-    block = init_block(config, jax.random.key(1))
-    return {
-        jax.tree_util.keystr(path): float(jnp.sqrt(jnp.mean(leaf**2)))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(block)
-    }
+    return Initial(
+        rms(blocks, first_axis=1),
+        rms(init_block(config, jax.random.key(1)), first_axis=0),
+        len(blocks.branches),
+        loss(model, tokens[:, :-1], tokens[:, 1:]),
+    )
 
 
 def check(config: ModelConfig, key: Array) -> None:
-    model = build(config, key)
-    expected = standard(config)
-    extra = len(model.field.at(1.0).branches) % len(config.mixers)
-    for place, found in sizes(model).items():
+    made = initial(config, key)
+    expected = {name: float(size) for name, size in made.expected.items()}
+    extra = made.branches % len(config.mixers)
+    for place, found in made.weights.items():
         if place.startswith(tuple(f".branches[{i}]" for i in range(extra))):
             continue  # What is not of a mixer: the coordinates of a step.
         # A block of several layers has the branches of one after those of another.
@@ -70,7 +77,7 @@ def check(config: ModelConfig, key: Array) -> None:
         else:
             assert np.all(found > 0.5 * expected[name]), (name, found, expected[name])
             assert np.all(found < 2.0 * expected[name]), (name, found, expected[name])
-    assert float(first_loss(model, key)) == pytest.approx(math.log(VOCAB), abs=0.1)
+    assert float(made.loss) == pytest.approx(math.log(VOCAB), abs=0.1)
 
 
 @pytest.mark.parametrize("name", qkvflow.names())
