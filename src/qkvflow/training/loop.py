@@ -125,13 +125,12 @@ class Loop:
         if progress.done:
             return state
         with signals() as caught:
-            with writing(self.directory):
-                self._metrics = (
-                    MetricsWriter(self.directory / METRICS) if hosts.is_rank0() else None
-                )
             dispatch = Dispatch(self.program, self.encoded.train, progress.step)
             signum = 0
             try:
+                if hosts.is_rank0():
+                    with writing(self.directory):
+                        self._metrics = MetricsWriter(self.directory / METRICS)
                 self.reporter.compiling()
                 begin = time.perf_counter()
                 self.program_bytes = dispatch.compile(state)
