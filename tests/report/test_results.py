@@ -1,6 +1,7 @@
 """Pages say what the records in results/ say, and are caught where they do not."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,7 +56,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of two pages and one study, rebuilt."""
     root = tmp_path_factory.mktemp("repository")
     command = "qkvflow compare --preset quick --workers 1 --config /a/b/quick.yaml --out /c/d"
-    plan = {**PLAN, "questions": QUESTIONS, "command": command}
+    named = {**QUESTIONS[-1], "name": "The hybrid, against gated"}
+    plan = {**PLAN, "questions": [*QUESTIONS[:-1], named], "command": command}
     models = {label: MODELS[label] for label in MODELS if label != "standard-narrow"}
     source = experiment(root / "run", models=models, seeds=3, evaluations=True, plan=plan)
     (root / "results").mkdir()
@@ -89,6 +91,7 @@ def test_a_page_that_was_rebuilt_is_right_and_stays(made: Path):
     answers = [line for line in text.splitlines() if line.startswith("- Is it time-indexing")]
     assert len(answers) == 2
     assert all("interval" in line and "after Holm over 3 pairs" in line for line in answers)
+    assert re.search("^- The hybrid, against gated: (No evidence|hybrid)", text, re.MULTILINE)
     assert "N-grams counted on all 1.26M tokens of the train split, orders 1 to 5: 3.2010" in text
 
 

@@ -91,12 +91,15 @@ def _ngrams(report: Report, number: int) -> list[str]:
 
 def verdicts(report: Report, pairs: Sequence[tuple[str, str]] = ()) -> str:
     """A sentence for each pair; without any, the plan's questions, or the reference's pairs."""
-    asked = [(q.name, pair) for q in report.questions for pair in q.pairs]
+    asked = [(_asked(q.name), pair) for q in report.questions for pair in q.pairs]
     chosen = [("", _pair(report, a, b)) for a, b in pairs] or asked
     chosen = chosen or [("", pair) for pair in leading_verdicts(report)]
-    return "\n".join(
-        f"- {f'{name} ' * bool(name)}{pair['verdict']['sentence']}" for name, pair in chosen
-    )
+    return "\n".join(f"- {name}{pair['verdict']['sentence']}" for name, pair in chosen)
+
+
+def _asked(name: str) -> str:
+    """A question before its answer: one that ends in words needs a colon."""
+    return f"{name}: " if name[-1:].isalnum() else f"{name} "
 
 
 def _pair(report: Report, a: str, b: str) -> Mapping[str, Any]:
