@@ -10,6 +10,9 @@ same number of threads, and they take turns; ratios are medians over rounds. The
 matrix-product peak is measured in the same rounds, and utilisation is against that (attention
 counted as the whole square of scores, as is usual, for all contenders alike).
 
+`--devices 2` divides the batch of our models over so many devices of the CPU, as `--mesh data=2` of
+`qkvflow train` does.
+
 On a machine that others use as well, `--cpu-time --threads 1` counts the processor's seconds of
 each contender instead of the clock's.
 """
@@ -37,9 +40,9 @@ SHAPES: dict[str, tuple[int, int, int, int, int]] = {
 def ours(name: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     """A call that makes the shape's number of training steps, as `qkvflow train` makes them."""
     import jax
-    import jax.numpy as jnp
 
     from qkvflow import allocator
+    from qkvflow.distributed import make_layout
     from qkvflow.runs import make_config
     from qkvflow.training import make_program
 
@@ -49,14 +52,19 @@ def ours(name: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     config = make_config(
         {"model": {"name": name, **sizes}, "train": {"steps": 10_000, "batch_size": BATCH}}
     )
-    program = make_program(config, VOCAB)
-    run = jax.jit(program.multi_step(steps, on_device=True), donate_argnums=0)
-    hyper = jax.tree.map(jnp.asarray, program.hyper())
-    tokens = jax.random.randint(jax.random.key(1), (1_000_000,), 0, VOCAB).astype(jnp.uint8)
+    layout = make_layout(f"data={jax.device_count()}")
+    program = make_program(config, VOCAB, layout)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 1_000_000).astype(np.uint8)
+    rest = jax.tree.map(layout.replicate, (program.hyper(), tokens, np.int32(steps)))
     state = [program.init()]
+    run = jax.jit(
+        program.multi_step(steps, on_device=True),
+        donate_argnums=0,
+        out_shardings=(layout.shardings(state[0]), layout.replicated),
+    )
 
     def call() -> None:
-        state[0], metrics = run(state[0], hyper, tokens, jnp.int32(steps))
+        state[0], metrics = run(state[0], *rest)
         jax.block_until_ready((state[0], metrics))
 
     parameters = sum(leaf.size for leaf in jax.tree.leaves(program.params))
@@ -141,10 +149,12 @@ def main() -> None:
     parser.add_argument("--peers", default="gpt,hf", help="of gpt, hf; '' for none")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--devices", type=int, default=1, help="of the CPU, for our models")
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--worker", nargs=3, metavar=("SIDE", "NAME", "SHAPE"))
     args = parser.parse_args()
     if args.worker is None:
+        os.environ["JAX_NUM_CPU_DEVICES"] = str(args.devices)
         peers = [name for name in args.peers.split(",") if name]
         for shape in args.shapes.split(","):
             clock = "cpu" if args.cpu_time else "wall"

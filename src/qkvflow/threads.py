@@ -15,7 +15,11 @@ _ASKED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 def configure_threads() -> None:
     """Four threads for every pretended device, unless it was said how many; before JAX starts."""
-    flags = _ASKED.findall(os.environ.get("XLA_FLAGS", ""))
+    asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
+    flags = [
+        *_ASKED.findall(os.environ.get("XLA_FLAGS", "")),
+        *([asked] if asked.isdigit() else []),
+    ]
     devices = int(flags[-1]) if flags else 1
     if devices > 1 and not {"PJRT_NPROC", "NPROC"} & os.environ.keys():
         os.environ["PJRT_NPROC"] = str(max(_PER_DEVICE * devices, os.cpu_count() or 1))

@@ -71,9 +71,11 @@ def make_mesh(shape: MeshShape, devices: Any = None) -> Mesh:
     """
     devices = jax.devices() if devices is None else devices
     if shape.size > len(devices):
+        more = f", or set JAX_NUM_CPU_DEVICES={shape.size}"
         raise UserError(
             f"--mesh {shape} needs {shape.size} devices and there are {len(devices)}; give a mesh "
             f"whose sizes multiply to at most {len(devices)}"
+            + (more if devices[0].platform == "cpu" else "")
         )
     if jax.process_count() > 1 and shape.size != len(devices):
         raise UserError(
