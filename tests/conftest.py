@@ -18,6 +18,8 @@ assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile much and compute little: without LLVM's optimisations, compiling costs half.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Lines of source beside every operation of a program, which nobody reads here, are a twelfth of it.
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 
 def _knows(flag: str) -> bool:

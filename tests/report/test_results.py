@@ -215,6 +215,11 @@ def test_what_is_collected_is_small_and_reports_the_same(
         read_record(new / "record.json").content["collected"]
         == (read_record(old / "record.json").content["sha256"])
     )
+    again = collect(kept, "again", tmp_path) / new.relative_to(kept)
+    assert (
+        read_record(again / "record.json").content["collected"]
+        == read_record(new / "record.json").content["collected"]
+    )
 
 
 def test_studies_that_are_not_whole_are_not_collected(made: Path, tmp_path: Path):
