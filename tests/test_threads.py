@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from qkvflow.cli import main
+
 COUNT = """
 import glob
 from qkvflow import threads
@@ -40,3 +42,12 @@ def test_four_threads_for_every_pretended_device_or_what_was_asked():
     assert pool(**FLAG) >= 12
     assert pool(**SETTING) >= 12
     assert pool(**FLAG, PJRT_NPROC="5") == 5
+
+
+def test_a_number_of_devices_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "two")
+    assert main(["models"]) == 2
+    refusal = "qkvflow: JAX_NUM_CPU_DEVICES must be a whole number, not 'two'\n"
+    assert capsys.readouterr().err == refusal

@@ -69,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"qkvflow {__version__}")
         return 0
     allocator.configure_malloc()
-    threads.configure_threads()
     try:
+        threads.configure_threads()
         with _notes():
             return _run_verb(argv[0], argv[1:])
     except UserError as error:
