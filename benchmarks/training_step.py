@@ -57,11 +57,7 @@ def ours(name: str, shape: str) -> tuple[Callable[[], Any], dict[str, Any]]:
     tokens = np.random.default_rng(1).integers(0, VOCAB, 1_000_000).astype(np.uint8)
     rest = jax.tree.map(layout.replicate, (program.hyper(), tokens, np.int32(steps)))
     state = [program.init()]
-    run = jax.jit(
-        program.multi_step(steps, on_device=True),
-        donate_argnums=0,
-        out_shardings=(layout.shardings(state[0]), layout.replicated),
-    )
+    run = program.jitted(steps, on_device=True)
 
     def call() -> None:
         state[0], metrics = run(state[0], *rest)
