@@ -33,6 +33,7 @@ FIGURE = re.compile(r"\]\((?P<path>(?:docs/)?figures/(?P<name>[a-z0-9+-]+)_(?P<f
 NO_RECORDS = "<!-- no records -->"
 """What follows it on a page is older than its records, and is not checked."""
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?!\.?\d)")
+POST_HOC = "post-hoc"
 # Code, headings, comments, links' targets and numbers of preprints.
 NOT_PROSE = re.compile(
     r"^```.*?^```$|^#.*?$|<!--.*?-->|`[^`\n]*`|\]\([^)]*\)|\b\d{4}\.\d{5}\b",
@@ -108,13 +109,20 @@ class Pages:
                 raise unknown("study of results/", name, known)
         return [self.root / "results" / name for name in names.split("+")]
 
-    def _report(self, names: str, metric: str = "test", margin: float = 0.01) -> Report:
+    def _report(
+        self,
+        names: str,
+        metric: str = "test",
+        margin: float = 0.01,
+        pairs: tuple[tuple[str, str, str], ...] = (),
+    ) -> Report:
         records = collect(self.directories(names))
         for record in records.finished + records.failed:
             for line in altered_files(record):
                 raise UserError(line)
         with tempfile.TemporaryDirectory() as directory:
-            return analyse(records, Path(directory), metric=metric, margin=margin)[0]
+            how = {"metric": metric, "margin": margin, "pairs": pairs}
+            return analyse(records, Path(directory), **how)[0]
 
     def _law(self, names: str) -> dict[str, Any]:
         """`scaling.json`, its laws fitted again to its points, which have to be the runs'."""
@@ -197,10 +205,14 @@ def _draw(path: Path, figure: Figure) -> None:
 
 
 def _settings(options: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Words, and `metric=` and `margin=` among them."""
+    """Words, and among them `metric=`, `margin=` and `post-hoc`: verdicts are corrected over the
+    pairs named here, not over those that the plan asks about or over all."""
     given = dict(word.split("=", 1) for word in options if re.match(r"(metric|margin)=", word))
-    how = {key: float(each) if key == "margin" else each for key, each in given.items()}
-    return [word for word in options if "=" not in word], how
+    how: dict[str, Any] = {k: float(each) if k == "margin" else each for k, each in given.items()}
+    words = [word for word in options if "=" not in word and word != POST_HOC]
+    if POST_HOC in options:
+        how["pairs"] = tuple((POST_HOC, *word.split(":")) for word in words if ":" in word)
+    return words, how
 
 
 def _of_report(write: Callable[..., str]) -> Callable[[Pages, str, list[str]], str]:
@@ -212,6 +224,8 @@ def _of_report(write: Callable[..., str]) -> Callable[[Pages, str, list[str]], s
 
 
 def _verdicts(report: Report, *pairs: str) -> str:
+    if own := [pair for q in report.questions if q.name == POST_HOC for pair in q.pairs]:
+        return "\n".join(f"- {pair['verdict']['sentence']}" for pair in own)
     split = [pair.partition(":") for pair in pairs]
     return markdown.verdicts(report, [(a, b) for a, _, b in split])
 
@@ -237,6 +251,7 @@ KINDS: dict[str, Callable[[Pages, str, list[str]], str]] = {
     "tuning": _tuning,
     "conversion": _conversion,
     "scaling": lambda pages, names, _: markdown.scaling(pages.law(names)),
+    "grid": lambda pages, names, _: markdown.grid(pages.law(names)),
     "needs": lambda pages, names, _: markdown.needs(pages.law(names)),
     "command": lambda pages, names, _: markdown.command(pages.plan(names)["command"]),
 }

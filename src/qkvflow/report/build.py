@@ -72,12 +72,20 @@ def build_report(
 
 
 def analyse(
-    records: Records, directory: Path, *, metric: str = "test", margin: float = 0.01
+    records: Records,
+    directory: Path,
+    *,
+    metric: str = "test",
+    margin: float = 0.01,
+    pairs: Sequence[tuple[str, str, str]] = (),
 ) -> tuple[Report, tuple[Path, Path]]:
-    """The content of a report; of its files, those of the statistics alone are written."""
+    """The content of a report; of its files, those of the statistics alone are written.
+
+    `pairs` (name, label a, label b) are tested in place of those of the plans' questions.
+    """
     missing = [] if can_print() else [WITHOUT]
     plans = plans_of(records, missing)
-    pairs = named_pairs(records, plans, missing)
+    pairs = pairs or named_pairs(records, plans, missing)
     paths = write_statistics(directory, records, metric=metric, margin=margin, pairs=pairs or None)
     summary, tests = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
     return gather(directory, records, summary, tests, plans, missing, metric=metric), paths

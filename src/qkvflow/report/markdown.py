@@ -194,6 +194,25 @@ def scaling(content: Mapping[str, Any]) -> str:
     return "\n\n".join([table(heads, body), note, "\n".join(said)]).strip()
 
 
+def grid(content: Mapping[str, Any]) -> str:
+    """The losses of a scaling law's runs on the most tokens, mean over seeds."""
+    most = max(point["tokens"] for point in content["points"])
+    cells: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for point in content["points"]:
+        if point["tokens"] == most:
+            own = cells.setdefault((point["label"], point["width"]), {})
+            own.setdefault(point["repeats"], []).append(point["loss"])
+    steps = sorted({repeats for own in cells.values() for repeats in own})
+    body = [
+        [
+            f"{label}, {width} wide",
+            *(numbers.loss(fmean(own[n]) if n in own else None) for n in steps),
+        ]
+        for (label, width), own in cells.items()
+    ]
+    return table(["test loss at", *(f"{n} steps" for n in steps)], body)
+
+
 def needs(content: Mapping[str, Any]) -> str:
     """The parameters and FLOPs at which models are fitted to reach the reference's losses."""
     heads, body, note = needs_table(content)

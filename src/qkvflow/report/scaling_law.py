@@ -15,7 +15,7 @@ from qkvflow.report.charts.markup import figure_of
 from qkvflow.report.charts.scales import axis
 from qkvflow.report.page.markup import Raw, table, tag
 from qkvflow.report.page.shell import document
-from qkvflow.statistics.scaling_law import Fit
+from qkvflow.statistics.scaling_law import BOUNDS, Fit
 
 PAGE = "scaling.html"
 _LOSS = "test loss, nats per token"
@@ -156,9 +156,15 @@ def laws_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]], 
             low, high = map(numbers.three, ends)
             cells.append(f"{numbers.three(law['values'][name])} ({low} to {high})")
         count = sum(point["label"] == label for point in content["points"])
-        rows.append([label, *cells, str(count)])
-    note = "95 % intervals by bootstrap over cells and seeds; – where the runs show nothing of it."
-    return ["Model", *_SYMBOLS, "Runs"], rows, note
+        misfit = 100 * float(np.sqrt(np.mean(np.square(law["residuals"]))))
+        rows.append([label, *cells, f"{misfit:.1f} %", str(count)])
+    ranges = [f"{name} {low:g} to {high:g}" for name, (low, high) in BOUNDS.items()]
+    note = (
+        "95 % intervals by bootstrap over cells and seeds; – where the runs show nothing of it. "
+        "Misfit: root mean square of measured over fitted loss, less one. Exponents are sought in "
+        f"{', '.join(ranges)}: an end of these is no estimate."
+    )
+    return ["Model", *_SYMBOLS, "Misfit", "Runs"], rows, note
 
 
 def _fits(content: Mapping[str, Any]) -> Raw:

@@ -26,8 +26,9 @@ from scipy.optimize import minimize
 DELTA = 1e-2
 """Of the Huber loss: residuals of log L up to here are averaged, larger ones count less."""
 NAMES = ("log_a", "log_b", "log_e", "alpha", "beta", "phi")
-_BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "phi": (-1.0, 2.0)}
-_EXPONENTS = tuple(_BOUNDS)
+BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "phi": (-1.0, 2.0)}
+"""Where exponents are sought."""
+_EXPONENTS = tuple(BOUNDS)
 _LEAST = math.log(1e-6)
 RESAMPLES = 400
 _STEPS = 60
@@ -113,7 +114,7 @@ def _undetermined(problem: "_Problem", intervals: Mapping[str, tuple[float, floa
     for name in _EXPONENTS:
         if name not in problem.free:
             continue
-        (low, high), (least, most) = intervals[name], _BOUNDS[name]
+        (low, high), (least, most) = intervals[name], BOUNDS[name]
         wide = high - low > 1 if name == "phi" else high > 3 * low
         if wide or low <= least + 1e-6 or high >= most - 1e-6:
             said.append(
@@ -228,7 +229,7 @@ class _Problem:
             gradient = scale * (slope[..., None] * jacobian).sum(axis=1)[0]
             return scale * float(self._huber(residuals).sum()), gradient
 
-        bounds = [_BOUNDS.get(name, (None, None)) for name in self.free]
+        bounds = [BOUNDS.get(name, (None, None)) for name in self.free]
         # Most starts are poor; a few steps of all together show which are worth the rest.
         starts = self._starts()
         warm = self.refine(starts, np.ones((len(starts), len(self.runs.loss))), steps=15)
@@ -263,7 +264,7 @@ class _Problem:
 
     def refine(self, p: np.ndarray, weights: np.ndarray, steps: int = _STEPS) -> np.ndarray:
         """Every row of `p` to the minimum of the Huber loss with its row of weights."""
-        low, high = np.array([_BOUNDS.get(name, (-np.inf, np.inf)) for name in self.free]).T
+        low, high = np.array([BOUNDS.get(name, (-np.inf, np.inf)) for name in self.free]).T
         damping = np.full(len(p), 1e-3)
         cost = (weights * self._huber(self.residuals(p))).sum(axis=1)
         eye = np.eye(len(self.free))
