@@ -35,7 +35,8 @@ def source(**changes: Any) -> Trained:
     config = make_config({"model": {**TINY, "num_steps": LAYERS, **changes}})
     model = make(config.model.config)
     assert isinstance(model.field, PerLayer)
-    model = dataclasses.replace(model, field=randomised(model.field, 0.2))
+    field, injection = (randomised(each, 0.2) for each in (model.field, model.injection))
+    model = dataclasses.replace(model, field=field, injection=injection)
     return Trained(model, TOKENIZER, config)
 
 
@@ -59,6 +60,7 @@ LLAMA = {
         ("low-rank", {"rank": 32}, {}),
         ("low-rank", {"rank": 40}, {**LLAMA, "scheme": "euler", "composition": "parallel"}),
         ("basis", {"num_basis": LAYERS}, {}),
+        ("basis", {"num_basis": LAYERS}, {"injection": "concat", "residual_scale": 2.0}),
         ("basis", {"num_basis": LAYERS, "basis": "chebyshev"}, {"block": "selective-ssm"}),
         ("basis", {"num_basis": LAYERS, "basis": "bspline"}, LLAMA),
         ("cycle", {"layers_per_loop": LAYERS}, {}),
@@ -73,6 +75,15 @@ def test_nothing_is_lost_at_full_size(field: str, options: dict[str, Any], chang
         after = convert(before, Conversion(field, base, options))
         assert max(lost(before, after).values()) < 1e-5
     assert difference(before, after) < 1e-4
+
+
+def test_an_exit_gate_stays_and_an_injection_keeps_layers_apart():
+    before = source(exit_gate=True, injection="add")
+    after = convert(before, Conversion("shared"))
+    assert before.model.exit_gate is not None
+    np.testing.assert_array_equal(after.model.exit_gate.weight, before.model.exit_gate.weight)
+    with pytest.raises(UserError, match="enters before every layer"):
+        convert(before, Conversion("cycle", options={"layers_per_loop": 2}))
 
 
 def gated_source(**changes: Any) -> Trained:

@@ -1,5 +1,6 @@
 """The harness's model: against plain passes, our own evaluation, and in whole tasks, offline."""
 
+import copy
 import json
 import warnings
 from pathlib import Path
@@ -111,6 +112,15 @@ def test_generation_until_a_string():
     found = harness().generate_until(asked)
     assert found[0] == whole[0][: whole[0].index(whole[0][6:8])]
     assert found[1] == whole[1]
+
+
+def test_generation_stops_where_a_document_ends():
+    tokenizer, prompt = copy.copy(TOKENIZER), text_of(5, 7)
+    whole = continued(prompt, 20)
+    tokenizer.separator = int(TOKENIZER.encode(whole[6])[0])
+    model = HarnessModel(MODEL, tokenizer, batch_size=3)
+    [found] = model.generate_until([request(prompt, {"max_gen_toks": 20, "until": []})])
+    assert found == whole[: whole.index(whole[6])]
 
 
 @pytest.fixture(scope="module")

@@ -94,12 +94,12 @@ def test_accuracy_by_difficulty():
     vocab = encoded.tokenizer.vocab_size
     model = build_config(config_of("shared", context=9), vocab_size=vocab, key=jax.random.key(0))
     tokenizer = encoded.tokenizer
-    found = measure_probe(model, encoded.test, corpus, tokenizer, name="test", levels=(3, 4))
+    found = measure_probe(model, encoded.test, corpus, tokenizer, name="test", levels=(0, 3, 4))
     assert (found["difficulty"], found["split"]) == ("numbers", "test")
     # Four numbers and their sum are eleven tokens, of which the last is never read.
     assert [each["level"] for each in found["levels"]] == [2, 3]
     assert [each["trained"] for each in found["levels"]] == [True, False]
-    assert found["left_out"] == [4]
+    assert found["left_out"] == [0, 4]
     other = load_corpus("source:addition?numbers=3&digits=1&length=6000&seed=0")
     assert other.answers is not None
     by_hand = answer_accuracy(model, encode_corpus(other, tokenizer).test, other.answers)

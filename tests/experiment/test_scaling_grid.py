@@ -94,6 +94,7 @@ def test_what_is_used_once_and_what_is_repeated():
     assert count() == (3 * block, 0)
     assert count(field="shared") == (0, block)
     assert count(field="shared", prelude=2, coda=1) == (3 * block, block)
+    assert count(field="shared", prelude=2, coda=1, coda_norm=True) == (3 * block + 2 * 8, block)
     assert count(field="basis", num_basis=2)[0] == 0
     once, shared = count(field="low-rank", rank=1)
     assert shared == 12 * 8 * 8, "the base matrices; vectors and factors are of a layer each"

@@ -20,6 +20,7 @@ from qkvflow.finetune.adapters import weights_hash
 from qkvflow.lm import LanguageModel, build_config
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import Trained
+from qkvflow.runs.weights import named_arrays
 from qkvflow.schemes import grid
 from qkvflow.training.trainable import count_trained, trained_arrays
 
@@ -109,6 +110,31 @@ def test_merging_adapters_that_depend_on_depth():
         merge(base_of("shared"))
 
 
+def test_all_but_the_field_is_the_bases():
+    base = base_of("shared", exit_gate=True, injection="concat", prelude=1, coda=1, tied=False)
+    for adaptation in (Adaptation(), Adaptation("lora", rank=2)):
+        before, after = (named_arrays(x.model) for x in (base, adapted(base, adaptation)))
+        kept = [name for name in before if not name.startswith("field.")]
+        assert any(name.startswith("exit_gate") for name in kept)
+        assert kept == [name for name in after if not name.startswith("field.")]
+        for name in kept:
+            np.testing.assert_array_equal(after[name], before[name], err_msg=name)
+
+
+def test_merged_models_are_those_of_their_configuration():
+    """Such as an export is loaded by; what is no layer of any is refused."""
+    depth = Adaptation("lora", adapter="*:depth", rank=2)
+    tuned = moved(adapted(base_of("gated", residual_scale=3.0), depth))
+    for each in (moved(adapted(base_of("modulated"), Adaptation("lora", rank=2))), tuned):
+        merged = merge(each)
+        np.testing.assert_allclose(logits(merged.model), logits(each.model), atol=2e-5)
+        fresh = build_config(merged.config.model.config, vocab_size=VOCAB, key=jax.random.key(3))
+        assert jax.tree.structure(fresh) == jax.tree.structure(merged.model)
+    for field in ("cycle", "modulated", "universal"):
+        with pytest.raises(UserError, match=f"a step of the field {field} is not a layer"):
+            merge(adapted(base_of(field), depth))
+
+
 def test_adapters_alone_go_back_on_their_base_only(tmp_path: Path):
     base = base_of("per-layer")
     adaptation = Adaptation("lora", num_steps=5, adapter="qkv:depth,up", rank=2, layers="repeat")
@@ -142,14 +168,23 @@ def test_layers_are_interpolated_or_repeated():
     np.testing.assert_array_equal(weights, old[[0, 0, 1, 1, 2, 2]])
 
 
-@pytest.mark.parametrize("field", FIELDS)
-def test_another_depth_follows_the_same_flow(field: str):
+@pytest.mark.parametrize(
+    ("field", "changes"),
+    [
+        *((field, {}) for field in FIELDS),
+        ("universal", {}),
+        ("modulated", {"time_features": "step"}),
+        ("shared", {"residual_scale": 3.0}),
+    ],
+)
+def test_another_depth_follows_the_same_flow(field: str, changes: dict[str, Any]):
     """A fine-tuned model starts as the pretrained one at that depth: what `at_depth` gives."""
-    base = base_of(field)
+    base = base_of(field, **changes)
     start = adapted(base, Adaptation("full", num_steps=6))
     assert start.model.horizon == base.model.horizon == 3.0
     expected = logits(base.model.at_depth(6))
     np.testing.assert_allclose(logits(start.model), expected, atol=1e-5)
+    np.testing.assert_array_equal(logits(start.model.at_depth()), logits(start.model))
     fresh = build_config(start.config.model.config, vocab_size=VOCAB, key=jax.random.key(3))
     assert jax.tree.structure(fresh) == jax.tree.structure(start.model)
     layers = {"per-layer": 6, "low-rank": 3}

@@ -20,7 +20,9 @@ from qkvflow.lm import build
 from qkvflow.report.coordinates import coordinates, verdict
 from qkvflow.runs.config import make_config
 from qkvflow.runs.sections import OptimConfig
+from qkvflow.runs.weights import named_arrays
 from qkvflow.training.optim import optimiser
+from qkvflow.training.optimisers.base import width_scales
 
 SHAPE: dict[str, Any] = {"num_steps": 2, "num_heads": 2, "context": 8, "mup_width": 32}
 
@@ -101,6 +103,19 @@ def test_factors_and_maps_follow_what_they_sum_over():
     for path, factor in maps.items():
         matrix = path.endswith("weight") and "norm" not in path
         assert factor == pytest.approx(0.25 if matrix else 1.0), path
+
+
+def test_adapters_and_maps_to_scales_follow_what_they_sum_over():
+    small, large = (
+        model(width, "standard", field="modulated", lora="*", lora_rank=2, d_time=8)
+        for width in (16, 64)
+    )
+    scales = jax.tree.leaves(width_scales(large, 4.0, 1.0))
+    before, after = named_arrays(small), named_arrays(large)
+    for (name, leaf), scale in zip(after.items(), scales, strict=True):
+        if "adapters" in name or ".maps." in name or name.endswith("qkv.weight"):
+            grows = leaf.shape[-2] > before[name].shape[-2]
+            assert scale == (0.25 if grows else 1.0), name
 
 
 def test_an_optimiser_without_a_rule_is_refused():

@@ -96,6 +96,10 @@ def test_a_target_loss_stops_early(tiny: Callable[..., RunConfig], tmp_path: Pat
     assert record["budget"]["steps"] == 8
     assert record["status"] == "finished"
     assert resume(tmp_path / "run") == record
+    # Killed while it wrote its record: it is at its end all the same.
+    (tmp_path / "run" / "record.json").unlink()
+    again = resume(tmp_path / "run")
+    assert (again["budget"]["steps"], again["losses"]) == (8, record["losses"])
 
 
 def test_a_corpus_too_large_for_the_device_gives_the_same_run(

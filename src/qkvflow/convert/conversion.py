@@ -63,9 +63,8 @@ def convert(source: Trained, conversion: Conversion) -> Trained:
     )
     shape = config.model.config
     fresh = build_config(shape, vocab_size=source.model.vocab_size, key=jax.random.key(0))
-    kept = {
-        name: getattr(source.model, name) for name in ("embedding", "positions", "norm", "head")
-    }
+    others = ("embedding", "positions", "injection", "norm", "head", "exit_gate")
+    kept = {name: getattr(source.model, name) for name in others}
     ends = shape.prelude, source.model.num_steps - shape.coda
     core = jax.tree.map(lambda leaf: leaf[slice(*ends)], layers)
     model = dataclasses.replace(
@@ -122,7 +121,8 @@ def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
     """What the configuration changes."""
     model, shape = source.model, source.config.model.config
     size = model.horizon / model.num_steps
-    changes = {"horizon": model.horizon, "num_layers": None, **conversion.options}
+    changes = {"horizon": model.horizon, "residual_scale": None, "num_layers": None}
+    changes |= conversion.options
     changes["field"] = "cycle" if conversion.field == "looped" else conversion.field
     if conversion.field != "looped" and {"prelude", "coda"} & conversion.options.keys():
         raise UserError(
@@ -135,6 +135,11 @@ def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
         raise UserError(
             f"a loop runs layers one after another, and this model has scheme {shape.scheme}, "
             f"{shape.composition}; choose low-rank, basis, gated or shared"
+        )
+    if shape.injection != "none":
+        raise UserError(
+            f"this model's injection ({shape.injection}) enters before every layer, and would "
+            "before every loop; choose low-rank, basis, gated or shared"
         )
     ends = 0
     if conversion.field == "looped":

@@ -155,8 +155,10 @@ class HarnessModel(TemplateLM):
         self._fitting.add(inputs.shape)
 
     def _continue(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
-        """Text after each prompt, up to the first of the stop strings."""
+        """Text after each prompt, up to its end or to the first of the stop strings."""
         until = _listed(options.get("until"))
+        if (end := self._tokenizer.separator) is not None:
+            until = [*until, self._tokenizer.decode([end])]
         most = int(options.get("max_gen_toks", options.get("max_tokens", NEW_TOKENS)))
         sampled = bool(options.get("do_sample", float(options.get("temperature", 0.0)) > 0.0))
         sampler = make_sampler(

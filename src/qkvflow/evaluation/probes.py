@@ -99,14 +99,14 @@ def measure_probe(
         made, floor = own, corpus.floor
         if answers.levels != (level,):
             spec = Spec.parse(corpus.spec).with_option(answers.difficulty, answers.option(level))
-            other = load_corpus(spec)
-            assert other.answers is not None
-            size = other.answers.document_tokens
             try:
+                other = load_corpus(spec)
                 tokens = encode_split(getattr(other, name), tokenizer)
-            except UserError:  # More hops than the model has symbols to be told.
-                tokens = None
-            if tokens is None or (model.positions is not None and size > model.context + 1):
+            except UserError:  # No such documents, or more hops than there are symbols for.
+                left_out.append(level)
+                continue
+            assert other.answers is not None
+            if model.positions is not None and other.answers.document_tokens > model.context + 1:
                 left_out.append(level)
                 continue
             made, floor = answer_accuracy(model, tokens, other.answers), other.floor

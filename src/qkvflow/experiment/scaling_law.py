@@ -148,7 +148,9 @@ def repeated(config: ModelConfig, vocab_size: int) -> tuple[int, int]:
         for each in (config, dataclasses.replace(config, num_steps=config.num_steps + 1))
     )
     own = count_parameters(
-        abstract(dataclasses.replace(config, prelude=0, coda=0), vocab_size=vocab_size)
+        abstract(
+            dataclasses.replace(config, prelude=0, coda=0, coda_norm=False), vocab_size=vocab_size
+        )
     ).blocks
     once = (more - here) * config.num_steps
     return here - own + once, own - once

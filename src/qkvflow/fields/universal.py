@@ -3,8 +3,8 @@
     x <- x + P_i + P_k,   P_{i, 2j} = sin(i / 10000^(2j / D)),  P_{i, 2j+1} = cos(the same)
 
 for the token at position i in step k; then the block. That is the Universal Transformer with a
-fixed number of steps (its adaptive halting is left out). k = N t, with N the number of steps of the
-configuration: 1 .. N on the model's own grid, and something between them on others.
+fixed number of steps (its adaptive halting is left out). k = N t, with N the configured number
+of layers: 1 .. N on the grid it is trained on, and something between them on others.
 
 The block does not know t: its first branch adds a vector that it is given, as weights are.
 """
@@ -75,4 +75,4 @@ class Universal(AbstractField):
 
 @FIELDS.register("universal")
 def make_universal(make_block: MakeBlock, config: ModelConfig, key: PRNGKeyArray) -> Universal:
-    return Universal(make_block(key), config.d_model, config.num_steps)
+    return Universal(make_block(key), config.d_model, config.layers)

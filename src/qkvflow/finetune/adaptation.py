@@ -19,6 +19,7 @@ from jaxtyping import PRNGKeyArray
 
 from qkvflow.errors import unknown
 from qkvflow.fields import AbstractField, Lora, PerLayer, Shared
+from qkvflow.fields.parts.time import with_steps
 from qkvflow.lm import LanguageModel, build_config
 from qkvflow.runs.load import Trained
 from qkvflow.schemes import grid
@@ -61,6 +62,7 @@ def model_changes(base: Trained, adaptation: Adaptation) -> dict[str, Any]:
         "num_steps": num_steps,
         "scheme": adaptation.scheme or old.scheme,
         "horizon": base.model.at_depth(num_steps).horizon,
+        "residual_scale": None,
         "num_layers": None if _reshaped(base.model.field, adaptation) else old.layers,
     }
     if adaptation.method == "lora" and old.lora == "none":
@@ -79,9 +81,9 @@ def adapted_model(
         field = relayered(field, config.num_steps, adaptation.layers)
     if isinstance(fresh.field, Lora) and not isinstance(field, Lora):
         field = Lora(field, fresh.field.adapters)
-    others = ("embedding", "positions", "prelude", "injection", "coda", "norm", "head")
+    others = ("embedding", "positions", "prelude", "injection", "coda", "norm", "head", "exit_gate")
     kept = {name: getattr(base.model, name) for name in others}
-    return dataclasses.replace(fresh, field=field, **kept)
+    return dataclasses.replace(fresh, field=with_steps(field, 1.0 / config.num_steps), **kept)
 
 
 def relayered(field: PerLayer, num_layers: int, how: str) -> PerLayer:

@@ -12,9 +12,11 @@ import numpy as np
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, Basis, Hypernet, Lora, LowRank, PerLayer, Shared
 from qkvflow.fields.basis import constant_coefficients
+from qkvflow.fields.modulated import Modulated
 from qkvflow.fields.wrappers.lora import name_of
 from qkvflow.finetune.adaptation import Adaptation, adapted_model, model_changes
 from qkvflow.lm import LanguageModel
+from qkvflow.lm.assembly import init_block
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import Trained
 from qkvflow.runs.weights import named_arrays, read_weights, weights_hash, write_weights
@@ -87,13 +89,20 @@ def merge(trained: Trained) -> Trained:
                 "these adapters cannot be merged exactly: the scheme asks for weights between grid "
                 "points; leave --merge out, or fine-tune with --scheme euler"
             )
-        layers = Shared(model.field.stack(grid(model.num_steps)))
-        field = PerLayer(layers, model.num_steps)
+        blocks = model.field.stack(grid(model.num_steps))
+        plain = eqx.filter_eval_shape(init_block, trained.config.model.config, jax.random.key(0))
+        if jax.tree.structure(plain) != jax.tree.structure(blocks):
+            raise UserError(
+                f"these adapters cannot be merged: a step of the field "
+                f"{trained.config.model.config.field} is not a layer; leave --merge out"
+            )
+        field = PerLayer(Shared(blocks), model.num_steps)
         changes |= {
             "field": "per-layer",
             "num_layers": None,
             "frozen_time": None,
             "horizon": model.horizon,
+            "residual_scale": None,
         }
     config = make_config(
         trained.config.to_dict(), {"model": changes}, {"train": {"trainable": "all"}}
@@ -105,6 +114,7 @@ def merge(trained: Trained) -> Trained:
 
 _PLACES: dict[type[AbstractField], tuple[str, str]] = {
     Shared: ("block", ""),
+    Modulated: ("block", ""),
     PerLayer: ("layers.block", ""),
     Hypernet: ("generators", "offsets"),
     LowRank: ("groups", "base"),

@@ -11,7 +11,7 @@ from qkvflow.blocks.base import AbstractNorm, Block, Branch, Linear, init_linear
 from qkvflow.blocks.kernels.norm import NoNorm, init_norm
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, FrozenTime, PerLayer, Shared, init_hypernet, init_lora
-from qkvflow.fields.parts.time import features_of
+from qkvflow.fields.parts.time import features_of, with_steps
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment, stream_std
 from qkvflow.schemes import check_injected, default_horizon, make_scheme
@@ -56,7 +56,7 @@ def build_config(config: ModelConfig, *, vocab_size: int, key: PRNGKeyArray) -> 
     return LanguageModel(
         embedding=std * jax.random.normal(key_embed, shape),
         positions=positions,
-        field=field,
+        field=with_steps(field, 1.0 / config.num_steps),
         norm=_final_norm(config, key_norm),
         head=None if config.tied else std * jax.random.normal(key_head, shape[::-1]),
         scheme=scheme,

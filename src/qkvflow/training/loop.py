@@ -246,6 +246,12 @@ class Loop:
         if over or keep or step % self.config.checkpoint.every == 0:
             self.save(state, progress)
 
+    def reached(self, progress: Progress) -> bool:
+        """Whether a run is at its end: all steps are made, or its target loss was seen."""
+        train, best = self.config.train, progress.best_loss
+        found = train.target_loss is not None and best is not None and best <= train.target_loss
+        return found or progress.step >= train.steps
+
     def _tell_missed(self, evaluation: Evaluation, progress: Progress) -> None:
         """Say when a solver gave up: such losses are not those of what it solves."""
         scheme, validation = self.program.static.scheme, evaluation.solved

@@ -291,8 +291,8 @@ def _begin(loop: Loop, start: LanguageModel | None) -> tuple[TrainState, Progres
         host = loop.checkpoints.restore_host(steps[-1])
         known = {field.name for field in dataclasses.fields(Progress)}
         progress = Progress(**{k: v for k, v in host["progress"].items() if k in known})
-        # A run that had reached its end goes on when it was given more steps.
-        progress.done = progress.done and progress.step >= loop.config.train.steps
+        # A run that had reached its end goes on when it was given more steps or another target.
+        progress.done = progress.done and loop.reached(progress)
         parts = loop.checkpoints.restore(steps[-1], *program.state_parts())
         return program.join_state(*parts), progress
     if start is not None:

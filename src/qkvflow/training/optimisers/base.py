@@ -10,9 +10,11 @@ from typing import Any, Literal, TypeVar
 from qkvflow.blocks.base import AbstractWeights, is_matrix, map_by_path
 from qkvflow.fields.hypernet import Generator
 from qkvflow.fields.low_rank import LowRankWeights
+from qkvflow.fields.modulated import Maps
 from qkvflow.fields.parts.gates import AbstractGate
 from qkvflow.fields.parts.time import TimeEmbedding
 from qkvflow.fields.per_layer import PerLayer
+from qkvflow.fields.wrappers.lora import Adapter
 
 Kind = Literal["block matrix", "matrix", "vector"]
 T = TypeVar("T", bound=Callable[..., Any])
@@ -34,15 +36,20 @@ def width_scales(params: Any, ratio: float, power: float) -> Any:
     """What mup multiplies the update of every array by, at `ratio` times the width where it is as
     standard (Yang et al. 2022, table 8): what sums over the width learns slower the wider it is.
 
-    block matrix    ratio^-power; of a low-rank term down: 1 / ratio, up: 1 (its input is the rank)
+    block matrix    ratio^-power; of a low-rank term or an adapter down: 1 / ratio, up: 1 (its input
+                    is the rank)
     generators' maps to matrices    1 / ratio: their entries are such a matrix's
-    the rest        1: embeddings, gates and vectors sum over nothing that grows
+    the rest        1: embeddings, gates, maps to scales and vectors sum over nothing that grows
     """
 
     def scale(nodes: list[Any], names: list[Any], leaf: Any) -> float:
         steps = list(zip(nodes, names, strict=True))
         if any(isinstance(node, LowRankWeights) and name == "factors" for node, name in steps):
             return 1.0 if names[-1] == 1 else 1.0 / ratio
+        if isinstance(nodes[-1], Adapter):
+            return 1.0 if names[-1] == "up" else 1.0 / ratio
+        if any(isinstance(node, Maps) for node in nodes):
+            return 1.0
         if any(isinstance(node, Generator) and name == "maps" for node, name in steps):
             return 1.0 / ratio if is_matrix(nodes[-1].roles[names[-1]]) else 1.0
         return ratio**-power if _kind(nodes, names, leaf) == "block matrix" else 1.0
@@ -54,7 +61,8 @@ def kinds(params: Any) -> Any:
     """The kind of every array.
 
     block matrix  a matrix that blocks are made of: per layer, shared, the offset of a generator,
-                  the coefficients of a basis, the factors of a low-rank term or of an adapter
+                  the coefficients of a basis, the factors of a low-rank term or of an adapter, the
+                  maps to the scales of a modulated field
     matrix        embeddings, positions, head; what maps a depth to weights (gates, time
                   embeddings, the maps of generators); convolutions
     vector        biases, norms, and whatever else is not a matrix
