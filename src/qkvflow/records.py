@@ -198,6 +198,8 @@ def collect(directories: Iterable[str | Path] | str | Path) -> Records:
 def _walk(experiment: Path) -> tuple[list[Record], list[tuple[str, int]]]:
     """The records of one experiment, and (label, seed) of runs that have none yet."""
     runs = sorted((experiment / "runs").glob("*/seed-*"))
+    if not experiment.exists():
+        raise UserError(f"{experiment} does not exist; give the directory of a comparison")
     if not runs:
         raise UserError(f"{experiment} is not an experiment: it has no runs/LABEL/seed-S directory")
     records, unfinished = [], []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -181,10 +182,10 @@ def test_the_command_that_a_run_suggests(
     config: Path, trained: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ):
     """As it is printed: the context of 16 is shorter than the usual 200 tokens."""
-    code, out, _ = run("train", "--config", config, "--out", tmp_path / "run", "--steps", 1)
+    code, out, _ = run("train", "--config", config, "--out", tmp_path / "my run", "--steps", 1)
     assert code == 0
     [line] = [line for line in out.splitlines() if line.startswith("next: ")]
-    ended = [run(*each.split()[1:]) for each in line.removeprefix("next: ").split("   ")]
+    ended = [run(*shlex.split(each)[1:]) for each in line.removeprefix("next: ").split("   ")]
     assert [code for code, _, _ in ended] == [0, 0]
     assert "note: 12 new tokens fit the model's context of 16" in ended[1][2]
     code, out, err = run("generate", trained, "--prompt", "flow of depth and time")

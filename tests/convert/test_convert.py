@@ -80,8 +80,8 @@ def test_nothing_is_lost_at_full_size(field: str, options: dict[str, Any], chang
 def test_an_exit_gate_stays_and_an_injection_keeps_layers_apart():
     before = source(exit_gate=True, injection="add")
     after = convert(before, Conversion("shared"))
-    assert before.model.exit_gate is not None
-    np.testing.assert_array_equal(after.model.exit_gate.weight, before.model.exit_gate.weight)
+    gates = [each.model.exit_gate for each in (before, after)]
+    assert jax.tree.all(jax.tree.map(np.array_equal, *gates))
     with pytest.raises(UserError, match="enters before every layer"):
         convert(before, Conversion("cycle", options={"layers_per_loop": 2}))
 
@@ -173,7 +173,7 @@ def test_layers_in_effect_are_what_runs():
     ("field", "options", "changes", "word"),
     [
         ("cycle", {"layers_per_loop": 3}, {}, "divide"),
-        ("looped", {"prelude": 2, "coda": 2}, {}, "divide"),
+        ("looped", {"prelude": 2, "coda": 2}, {}, "leave none of 4 for the loop"),
         ("low-rank", {"prelude": 1}, {}, "choose --field looped"),
         ("cycle", {"layers_per_loop": 1, "coda": 1}, {}, "choose --field looped"),
         ("looped", {}, {"scheme": "euler"}, "residual"),
@@ -223,4 +223,9 @@ def test_verb(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["convert", str(out), *asked, "--out", str(tmp_path / "x")]) == 2
     shared = ["--field", "shared", "--ranks", "1", "--out", str(tmp_path / "x")]
     assert main(["convert", str(finished), *shared]) == 2
-    assert capsys.readouterr().err.count("\n") == 3
+    rank = ["--field", "shared", "--rank", "4", "--out", str(tmp_path / "x")]
+    assert main(["convert", str(finished), *rank]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4
+    assert "choose another --out" in lines[0]
+    assert "--rank is for low-rank, not for shared" in lines[3]

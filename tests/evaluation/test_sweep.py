@@ -118,10 +118,12 @@ def test_a_solver_that_runs_out_of_steps_says_so(trained: Path):
         (["--schemes", "eular"], "did you mean euler"),
         (["--split", "tset"], "did you mean test"),
         (["--max-tokens", "-1"], "--max-tokens must not be negative"),
+        (["--out", __file__], "File exists"),
     ],
 )
 def test_mistakes(trained: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]):
     assert main(["sweep-depth", str(trained), *words]) == 2
-    err = capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out == ""
     assert said in err
     assert err.count("\n") == 1

@@ -103,7 +103,7 @@ def tuned(place: Path, base: Path, specs: tuple[str, str]) -> Callable[..., dict
 def test_better_than_frozen_and_than_from_scratch(
     method: str, num_steps: int, place: Path, specs: tuple[str, str], tuned: Callable[..., Any]
 ):
-    report = tuned(method, num_steps, "--rank", 8)
+    report = tuned(method, num_steps, *["--rank", 8] * (method == "lora"))
     new = report["new_data"]
     scratch = options_of(
         specs[1],
@@ -248,6 +248,10 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
         (["--adapter", "nothing", "--method", "lora"], "no matrix is named 'nothing'"),
         (["--model.d_model", "64"], "belongs to the pretrained model"),
         (["--train.trainable", "all"], "follows from --method"),
+        (["--rank", "4"], "--rank is for --method lora"),
+        (["--adapter", "qkv"], "--adapter is for --method lora"),
+        (["--layers", "repeat"], "--layers is for another --num-steps"),
+        (["--teacher", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_mistakes(base: Path, specs: Any, tmp_path: Path, words: Any, said: str, capsys: Any):
@@ -256,4 +260,4 @@ def test_mistakes(base: Path, specs: Any, tmp_path: Path, words: Any, said: str,
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-    assert not (tmp_path / "out" / "config.yaml").exists()
+    assert not (tmp_path / "out").exists()

@@ -122,6 +122,10 @@ def test_a_file_of_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--early-exit", "change=x", "--tokens", "9"], "needs a number"),
         (["--prompts", "nowhere.txt"], "cannot read"),
         (["--checkpoint", "first"], "--checkpoint"),
+        (["--prompt", "a", "--prompts", "some.txt"], "--prompt and --prompts exclude"),
+        (["--greedy", "--temperature", "2"], "--greedy and --temperature exclude"),
+        (["--draft-length", "7"], "--draft-length is of --draft-steps"),
+        (["--batch-size", "8"], "--batch-size is of --prompts"),
     ],
 )
 def test_mistakes(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]):
@@ -130,6 +134,13 @@ def test_mistakes(options: list[str], reason: str, capsys: pytest.CaptureFixture
     assert out == ""
     assert reason in err
     assert err.count("\n") == 1
+
+
+def test_a_prompt_that_looks_like_an_option(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "run", "--prompt", "-a"])
+    assert ended.value.code == 2
+    assert "one that begins with - is written --prompt=-..." in capsys.readouterr().err
 
 
 def test_no_such_run(capsys: pytest.CaptureFixture[str], tmp_path: Path):

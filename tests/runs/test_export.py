@@ -44,6 +44,9 @@ def test_a_run_and_its_export_are_the_same_model(run: Path, exported: Path):
     assert other.tokenizer.decode(np.asarray(tokens[0])) == "depth is a flow"
     assert qkvflow.load(exported / "model.safetensors").config == one.config
     assert "| validation |" in (exported / "README.md").read_text()
+    assert qkvflow.load(exported, step=int(one.step or 0)).step == one.step
+    with pytest.raises(UserError, match="has no checkpoints; leave --checkpoint 7000 out"):
+        qkvflow.load(exported, step=7000)
 
 
 def test_an_existing_directory_is_not_overwritten(run: Path, exported: Path):

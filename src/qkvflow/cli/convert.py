@@ -10,6 +10,14 @@ from qkvflow.errors import UserError
 
 _WHOLE = ("rank", "num_basis", "layers_per_loop", "prelude", "coda")
 _WORDS = ("basis", "gate", "time_features")
+_TAKES = {
+    "low-rank": ("rank",),
+    "basis": ("num_basis", "basis"),
+    "gated": ("gate", "time_features"),
+    "cycle": ("layers_per_loop",),
+    "looped": ("layers_per_loop", "prelude", "coda"),
+}
+"""What is of one field alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,10 +66,16 @@ def run(args: argparse.Namespace) -> int:
 
     options = {n: getattr(args, n) for n in (*_WHOLE, *_WORDS) if getattr(args, n) is not None}
     conversion = Conversion(args.field, args.base, options)
+    for name in options:
+        if name not in _TAKES.get(args.field, ()):
+            others = " and ".join(field for field, taken in _TAKES.items() if name in taken)
+            raise UserError(
+                f"--{name.replace('_', '-')} is for {others}, not for {args.field}; leave it out"
+            )
     ranks = _ranks(args.ranks)
     for rank in ranks:
         conversion.of_size(rank)
-    out = check_new(args.out)
+    out = check_new(args.out, "--out")
     use_compilation_cache()
     source = load(args.dir, step=checkpoint_step(args.checkpoint))
     made = convert(source, conversion)

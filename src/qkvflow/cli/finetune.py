@@ -26,19 +26,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--method", default="full", metavar="M", help="full (default), lora or gates"
     )
-    parser.add_argument(
-        "--rank", type=int, default=8, metavar="R", help="of lora's adapters (default 8)"
-    )
+    parser.add_argument("--rank", type=int, metavar="R", help="of lora's adapters (default 8)")
     parser.add_argument(
         "--adapter",
-        default="*",
         metavar="NAMES",
         help="matrices that lora adapts, such as qkv:depth,out or * (default); with :depth an "
         "adapter depends on depth, without it is shared",
     )
     parser.add_argument(
         "--layers",
-        default="interpolate",
         metavar="HOW",
         help="a per-layer model at another depth: interpolate (default), repeat or keep its layers",
     )
@@ -72,9 +68,14 @@ def _finetune(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
-    adaptation = Adaptation(
-        args.method, args.num_steps, args.scheme, args.adapter, args.rank, args.layers
-    )
+    for option, needed in (("rank", "lora"), ("adapter", "lora"), ("layers", "num_steps")):
+        there = args.method == "lora" if needed == "lora" else args.num_steps is not None
+        if getattr(args, option) is not None and not there:
+            what = "--method lora" if needed == "lora" else "another --num-steps"
+            raise UserError(f"--{option} is for {what}; give both, or leave it out")
+    names = ("method", "num_steps", "scheme", "adapter", "rank", "layers")
+    given = {name: getattr(args, name) for name in names}
+    adaptation = Adaptation(**{k: value for k, value in given.items() if value is not None})
     code = run_and_tell(
         args,
         Path(args.out),

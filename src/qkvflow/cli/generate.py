@@ -19,10 +19,10 @@ DEFAULT_TOKENS = 200
 def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("dir", metavar="DIR", help="a run directory or an export")
-    add("--prompt", default="\n", metavar="TEXT", help="what to continue (default: a line break)")
+    add("--prompt", metavar="TEXT", help="what to continue (default: a line break)")
     add("--prompts", metavar="FILE", help="many prompts, one on each line, in batches")
     add("--tokens", type=int, metavar="N", help="new tokens (default 200, or what fits)")
-    add("--temperature", type=float, default=0.8, metavar="X", help="0: greedy (default 0.8)")
+    add("--temperature", type=float, metavar="X", help="0: greedy (default 0.8)")
     add("--greedy", action="store_true", help="the most likely token always; as --temperature 0")
     add("--top-k", type=int, metavar="K", help="only the K most likely tokens")
     add("--top-p", type=float, metavar="P", help="only the most likely tokens that make up P")
@@ -30,14 +30,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--window", action="store_true", help="beyond the context, go on with its last tokens")
     add_depth_options(parser)
     add("--draft-steps", type=int, metavar="K", help="draft with K steps, verify with all")
-    add("--draft-length", type=int, default=4, metavar="L", help="tokens drafted at a time")
+    add("--draft-length", type=int, metavar="L", help="tokens drafted at a time (default 4)")
     add("--benchmark", action="store_true", help="time --draft-steps against doing without")
     add(
         "--early-exit",
         metavar="RULE",
         help="entropy=0.5, change=0.01 or exit=0.5: stop when settled",
     )
-    add("--batch-size", type=int, default=64, metavar="N", help="of --prompts")
+    add("--batch-size", type=int, metavar="N", help="of --prompts (default 64)")
     add_checkpoint_option(parser)
     add("--json", action="store_true", help="a JSON object for each prompt, one on a line")
 
@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.generation import make_sampler
     from qkvflow.runs.load import load
 
-    if args.greedy:
-        args.temperature = 0.0
+    _settle(args)
     if args.tokens is not None and args.tokens < 1:
         raise UserError(f"--tokens must be at least 1, not {args.tokens}")
     if args.draft_steps is not None and (args.early_exit or args.window):
@@ -73,6 +72,21 @@ def run(args: argparse.Namespace) -> int:
             _single(model, trained.tokenizer, texts[0], prompts[0], args, caught)
     _show(caught)
     return 0
+
+
+def _settle(args: argparse.Namespace) -> None:
+    """Refuse what would be of no effect, and fill in the defaults."""
+    for one, other in (("prompt", "prompts"), ("greedy", "temperature")):
+        if getattr(args, one) not in (None, False) and getattr(args, other) is not None:
+            raise UserError(f"--{one} and --{other} exclude each other; leave one out")
+    for one, needed in (("draft_length", "draft_steps"), ("batch_size", "prompts")):
+        if getattr(args, one) is not None and getattr(args, needed) is None:
+            names = [f"--{name.replace('_', '-')}" for name in (one, needed)]
+            raise UserError(f"{names[0]} is of {names[1]}; give both, or leave it out")
+    defaults = {"prompt": "\n", "temperature": 0.0 if args.greedy else 0.8}
+    for name, value in {**defaults, "draft_length": 4, "batch_size": 64}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
 
 
 def _fitting(model: Any, prompts: list[list[int]], window: bool) -> int:

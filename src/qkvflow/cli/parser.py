@@ -43,6 +43,9 @@ class Parser(argparse.ArgumentParser):
             hint = f"did you mean {near}?" if near else f"{self.prog} {list_all} lists them"
             what = "unknown option" if option.startswith("-") else "a word too many:"
             message = f"{what} '{one_line(option, 80)}'; {hint}"
+        if message.endswith("expected one argument"):
+            option = message.removeprefix("argument ").partition(":")[0].rpartition("/")[2]
+            message += f"; one that begins with - is written {option}=-..."
         print(f"qkvflow: {one_line(message)}", file=sys.stderr)
         sys.exit(2)
 

@@ -51,11 +51,15 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.files import to_json
     from qkvflow.runs.corpus import load_split
     from qkvflow.runs.load import load
+    from qkvflow.runs.rundir import writing
 
     if args.max_tokens < 0:
         raise UserError(f"--max-tokens must not be negative, not {args.max_tokens}")
     num_steps = _listed("--num-steps", args.num_steps, int, "3,6,12")
     tolerances = _listed("--adaptive", args.adaptive or "", float, "1e-2,1e-3")
+    if args.out is not None:
+        with writing(Path(args.out), resumable=False):
+            Path(args.out).mkdir(parents=True, exist_ok=True)
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))
     config = trained.config.model.config
@@ -136,7 +140,6 @@ def _write(directory: Path, answer: dict[str, Any], text: str) -> str:
     from qkvflow.runs.rundir import writing
 
     with writing(directory, resumable=False):
-        directory.mkdir(parents=True, exist_ok=True)
         write_whole(directory / "sweep.json", text + "\n")
         write_whole(directory / "sweep.csv", to_csv(answer["points"]))
         figures = draw_sweep(answer["points"], answer["model"], directory)

@@ -1,6 +1,7 @@
 """`qkvflow train`: a model from text."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,6 +65,7 @@ def run_and_tell(
     """Run `work(reporter)` and say how it ended; returns the exit code."""
     from qkvflow.distributed import hosts
     from qkvflow.files import to_json
+    from qkvflow.runs.rundir import resume_command
     from qkvflow.training import Diverged, Interrupted
     from qkvflow.training.reporter import BarReporter, LineReporter, SilentReporter
 
@@ -77,7 +79,7 @@ def run_and_tell(
             print(f"qkvflow: {stopped}", file=sys.stderr)
         return 128 + stopped.signum
     except KeyboardInterrupt:
-        hint = f"; continue with 'qkvflow resume {directory}'"
+        hint = f"; continue with '{resume_command(directory)}'"
         begun = (directory / "config.yaml").exists()
         print(f"qkvflow: interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
@@ -116,5 +118,6 @@ def summary(record: dict[str, Any], directory: Path) -> str:
     names = ("config.yaml", "metrics.jsonl", "record.json", "samples.txt", "loss.png")
     there = [name for name in (*names, "checkpoints") if (directory / name).exists()]
     lines.append(f"in {directory}: {', '.join(there)}")
-    lines.append(f"next: qkvflow eval {directory}   qkvflow generate {directory} --prompt TEXT")
+    where = shlex.quote(str(directory))
+    lines.append(f"next: qkvflow eval {where}   qkvflow generate {where} --prompt TEXT")
     return "\n".join(lines)

@@ -149,7 +149,12 @@ def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
         ends = int(changes["prelude"]) + int(changes["coda"])
     loop = int(changes.get("layers_per_loop") or shape.layers_per_loop)
     left = model.num_steps - ends
-    if left < 1 or loop < 1 or left % loop:
+    if left < 1:
+        raise UserError(
+            f"a prelude and a coda of {ends} layers leave none of {model.num_steps} for the loop; "
+            "choose less"
+        )
+    if loop < 1 or left % loop:
         raise UserError(
             f"{left} of {model.num_steps} layers do not divide into loops of {loop}; choose "
             "another layers_per_loop, prelude or coda"

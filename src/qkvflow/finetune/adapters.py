@@ -45,6 +45,8 @@ def load_adapter(base: Trained, path: str | Path) -> Trained:
     from safetensors import SafetensorError, safe_open
 
     path = Path(path)
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; give an {FILE}")
     try:
         with safe_open(path, framework="numpy") as file:
             found = dict(file.metadata() or {})

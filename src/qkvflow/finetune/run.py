@@ -80,7 +80,12 @@ def finetune(
             reporter=reporter,
             mesh=mesh,
         )
-    return train(config, out, reporter=reporter, mesh=mesh, start=start)
+    try:
+        return train(config, out, reporter=reporter, mesh=mesh, start=start)
+    except UserError:
+        if hosts.is_rank0() and not (out / rundir.CONFIG).exists():
+            rundir.remove_unbegun(out)
+        raise
 
 
 def finetune_config(

@@ -57,7 +57,12 @@ def load(path: str | Path, *, step: int | str = "best", layout: Layout | None = 
     if (path / rundir.CONFIG).exists():
         return load_run(path, step=step, layout=layout)
     if (path / WEIGHTS).exists():
-        return _load_export(path, layout)
+        trained = _load_export(path, layout)
+        if isinstance(step, int) and step != trained.step:
+            raise UserError(
+                f"{path} is an export and has no checkpoints; leave --checkpoint {step} out"
+            )
+        return trained
     if not path.exists():
         raise UserError(f"{path} does not exist; give a run directory or an export")
     raise UserError(f"{path} is neither a run directory nor an export; check the path")
@@ -108,7 +113,7 @@ def tokenizer_problem(directory: Path, identity: str) -> str | None:
 
 def _run_tokenizer(directory: Path, identity: str) -> Tokenizer:
     if problem := tokenizer_problem(directory, identity):
-        raise UserError(f"{problem}; 'qkvflow resume {directory}' writes it again")
+        raise UserError(f"{problem}; '{rundir.resume_command(directory)}' writes it again")
     return load_tokenizer(directory / rundir.TOKENIZER)
 
 
@@ -129,7 +134,7 @@ def _choose(directory: Path, checkpoints: Checkpoints, config: RunConfig, step: 
         if lost:
             warnings.warn(
                 f"the checkpoint of step {lost[-1]} of {directory} is gone: this is step {chosen}; "
-                f"without its {rundir.RECORD}, 'qkvflow resume {directory}' makes it again",
+                f"without its {rundir.RECORD}, '{rundir.resume_command(directory)}' makes it again",
                 Note,
                 stacklevel=2,
             )

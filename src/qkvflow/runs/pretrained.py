@@ -67,6 +67,8 @@ def read_tokenizer(directory: Path, other: str | Path | None = None) -> Tokenize
     """The tokenizer of a Hugging Face directory, as large as its model's table."""
     where = directory if other is None else Path(other)
     path = where if where.is_file() else where / "tokenizer.json"
+    if other is not None and not path.exists():
+        raise UserError(f"there is no {path}; check --tokenizer")
     if not path.exists():
         raise UserError(
             f"there is no {path}; save it with transformers: "

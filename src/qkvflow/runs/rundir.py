@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -39,17 +40,22 @@ def writing(directory: Path, *, resumable: bool = True) -> Iterator[None]:
 
 def cannot_write(directory: Path, why: str, resumable: bool = True) -> UserError:
     first = "make room" if _ROOM.search(why) else "check the directory and its rights"
-    again = f"run 'qkvflow resume {directory}'" if resumable else "choose another --out"
+    again = f"run '{resume_command(directory)}'" if resumable else "choose another --out"
     return ResourceError(
         f"cannot write {directory}: {why}; {first} {'and' if resumable else 'or'} {again}"
     )
+
+
+def resume_command(directory: Path) -> str:
+    """What to type to go on with a run."""
+    return f"qkvflow resume {shlex.quote(str(directory))}"
 
 
 def create(directory: Path) -> None:
     """A fresh run directory. One that holds anything is refused, and left as it is."""
     if (directory / CONFIG).exists():
         raise UserError(
-            f"{directory} holds a run already; continue it with 'qkvflow resume {directory}' "
+            f"{directory} holds a run already; continue it with '{resume_command(directory)}' "
             "or choose another --out"
         )
     with writing(directory, resumable=False):

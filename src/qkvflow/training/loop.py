@@ -30,6 +30,7 @@ from qkvflow.runs.rundir import (
     MetricsWriter,
     asked_to_stop,
     describe_growing,
+    resume_command,
     writing,
 )
 from qkvflow.training.dispatch import Dispatch
@@ -46,7 +47,7 @@ class Interrupted(Exception):
     def __init__(self, signum: int, step: int, directory: Path) -> None:
         name = signal.Signals(signum).name
         super().__init__(
-            f"{name} at step {step}: the run is saved; continue with 'qkvflow resume {directory}'"
+            f"{name} at step {step}: the run is saved; continue with '{resume_command(directory)}'"
         )
         self.signum = signum
 
