@@ -111,6 +111,29 @@ def test_the_interval_of_a_difference_has_its_direction(copy: Path):
     assert f">{-high:.4f} to {-low:.4f}<" in lines[1]
 
 
+def test_pairs_chosen_afterwards_are_corrected_for_each_other(copy: Path):
+    page = copy / "docs" / "results.md"
+    pairs = ("tong:standard", "hybrid:standard")
+    words = f"study verdicts post-hoc {' '.join(pairs)}"
+    page.write_text(f"# R\n<!-- results: {words} --><!-- end -->\n")
+    Pages(copy).rebuild()
+    records = read_records(copy / "results" / "study")
+    losses = {
+        label: [run.content["losses"]["test"]["nats"] for run in records.of(label)]
+        for label in ("tong", "hybrid", "standard")
+    }
+    found = [
+        scipy.stats.ttest_rel(*(losses[label] for label in pair.split(":"))).pvalue
+        for pair in pairs
+    ]
+    smaller, larger = 2 * min(found), max(2 * min(found), max(found))
+    lines = [line for line in page.read_text().splitlines() if line.startswith("- ")]
+    for p, line in zip(found, lines, strict=True):
+        holm = min(1.0, smaller if p == min(found) else larger)
+        said = f"p = {holm:.3f}" if holm >= 0.001 else "p < 0.001"
+        assert f"{said} after Holm over 2 pairs" in line
+
+
 def altered(path: Path, old: str, new: str) -> None:
     text = path.read_text("utf-8")
     assert old in text
@@ -283,11 +306,16 @@ def test_laws_are_fitted_to_the_losses_of_the_records(tmp_path: Path):
     out = collect(tmp_path / "run", "law", tmp_path / "results")
     (tmp_path / "docs").mkdir()
     page = tmp_path / "docs" / "scaling-laws.md"
-    blocks = [f"<!-- results: law {kind} --><!-- end -->\n" for kind in ("scaling", "needs")]
+    blocks = [
+        f"<!-- results: law {kind} --><!-- end -->\n" for kind in ("scaling", "needs", "grid")
+    ]
     page.write_text(f"# L\n{''.join(blocks)}![](figures/law_tokens.png)\n")
     (tmp_path / "README.md").write_text("# R\n")
     Pages(tmp_path).rebuild()
     assert "| shared | 0.500 (0.500 to 0.500) | 0.350 (" in page.read_text()
+    assert page.read_text().count("| 0.0 % | 27 |") == 2, "what a law leaves over of its own losses"
+    losses = [float(law.loss(64, 12 * 64**2, depth, 3_000_000)) for depth in (1, 2, 4)]
+    assert f"| shared, 64 wide | {' | '.join(f'{x:.4f}' for x in losses)} |" in page.read_text()
     # phi is a half: at one repeat twice the parameters are needed that do at four.
     loss = float(law.loss(128, 12 * 128**2, 4, 3_000_000))
     assert f"| shared | 1 | {loss:.4f} | 197k | 393k |" in page.read_text()
