@@ -116,6 +116,10 @@ BAD: list[tuple[list[str], str]] = [
     (["--model.d_model", "30", "--model.num_heads", "4"], "d_model 30 is not divisible"),
     (["--model.positions", "rope", "--model.d_model", "6"], "even width per head"),
     (["--model.num_steps", "0"], "num_steps must be positive"),
+    (
+        ["--train.eval_depths", "2,adaptive", "--model.injection", "add"],
+        "scheme adaptive has no steps of its own to inject before",
+    ),
     (["--steps", "0"], "train.steps must be positive"),
     (["--steps", "many"], "train.steps must be a whole number"),
     (["--steps", "5", "--tokens", "5"], "two budgets"),

@@ -174,6 +174,7 @@ def test_layers_are_interpolated_or_repeated():
         *((field, {}) for field in FIELDS),
         ("universal", {}),
         ("modulated", {"time_features": "step"}),
+        ("shared", {"lora": "*:depth", "lora_rank": 2}),
         ("shared", {"residual_scale": 3.0}),
     ],
 )

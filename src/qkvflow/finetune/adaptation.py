@@ -79,7 +79,11 @@ def adapted_model(
     if _reshaped(field, adaptation):
         assert isinstance(field, PerLayer)
         field = relayered(field, config.num_steps, adaptation.layers)
-    if isinstance(fresh.field, Lora) and not isinstance(field, Lora):
+    if isinstance(field, Lora):
+        field = Lora(
+            field.field, {k: each.at_knots(config.num_steps) for k, each in field.adapters.items()}
+        )
+    elif isinstance(fresh.field, Lora):
         field = Lora(field, fresh.field.adapters)
     others = ("embedding", "positions", "prelude", "injection", "coda", "norm", "head", "exit_gate")
     kept = {name: getattr(base.model, name) for name in others}

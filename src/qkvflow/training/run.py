@@ -21,6 +21,7 @@ from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
 from qkvflow.runs.corpus import load_data
+from qkvflow.runs.depths import parse_depths
 from qkvflow.runs.figure import draw_losses
 from qkvflow.runs.load import Trained, tokenizer_problem
 from qkvflow.runs.record import now
@@ -33,7 +34,7 @@ from qkvflow.training.step import TrainState
 from qkvflow.training.teacher import check_teacher, with_teacher
 from qkvflow.training.trackers import TRACKERS, make_tracker
 from qkvflow.training.trainable import count_trained
-from qkvflow.zoo.registry import COMPLETIONS
+from qkvflow.zoo.registry import COMPLETIONS, SCHEMES
 
 _MOST_PARAMETERS = 10**13
 
@@ -56,6 +57,9 @@ def train(
     directory = Path(out)
     # Impossible shapes are refused before any work.
     check_size(abstract(config.model.config, vocab_size=2))
+    for depth in parse_depths(config.train.eval_depths):
+        if depth in SCHEMES:
+            abstract(dataclasses.replace(config.model.config, scheme=depth), vocab_size=2)
     layout = make_layout(mesh)
     check_batch(layout.shape, config.train.batch_size, config.train.grad_accum)
 

@@ -20,6 +20,7 @@ from qkvflow.errors import UserError
 from qkvflow.fields.base import AbstractField, Depth, Depths, at_one
 from qkvflow.fields.parts.mixture import mixture
 from qkvflow.fields.parts.time import hats
+from qkvflow.schemes.parts.grid import grid
 from qkvflow.zoo.config import parse_adapters
 
 
@@ -34,6 +35,13 @@ class Adapter(AbstractWeights):
     @property
     def by_depth(self) -> bool:
         return self.down.ndim == 3
+
+    def at_knots(self, num_knots: int) -> "Adapter":
+        """With so many knots, if it depends on depth; at these it is what it was."""
+        if not self.by_depth or self.down.shape[0] == num_knots:
+            return self
+        weights = hats(grid(num_knots), self.down.shape[0])
+        return Adapter(mixture(weights, self.down), mixture(weights, self.up))
 
     def __call__(self, ts: Depths) -> Float[Array, "#depth d_in d_out"]:
         if not self.by_depth:
