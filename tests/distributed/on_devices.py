@@ -2,7 +2,8 @@
 
     python on_devices.py MESH
 
-prints, as JSON, the losses of every model and what the compiled program of each holds.
+prints, as JSON, the losses of every model, what the compiled program of each holds, and what a
+solver did.
 """
 
 import json
@@ -14,11 +15,19 @@ import jax
 import numpy as np
 
 from qkvflow import threads
+from qkvflow.data.encode import TokenArray
 from qkvflow.distributed import make_layout
+from qkvflow.evaluation.losses import Evaluator
 from qkvflow.runs.config import make_config
 from qkvflow.training import make_program
 
 MODELS = ("standard", "tong", "time-indexed-mlp", "time-indexed-ssm", "mamba")
+SOLVERS: dict[str, dict[str, Any]] = {
+    "adaptive": {"name": "universal", "scheme": "adaptive"},
+    "deq": {"num_steps": 1},
+}
+# On two devices alone: they take long to compile.
+FEW_DEVICES = {"value-residual": {"name": "standard", "value_residual": True}, **SOLVERS}
 STEPS, BATCH, VOCAB = 50, 8, 18
 SHAPE: dict[str, Any] = {
     "d_model": 16,
@@ -37,7 +46,7 @@ def run(name: str, mesh: str) -> dict[str, Any]:
     parts = 2 if name == "time-indexed-mlp" else 1
     config = make_config(
         {
-            "model": {"name": name, **SHAPE},
+            "model": {"name": name, **SHAPE, **FEW_DEVICES.get(name, {})},
             "optim": {"warmup": 10},
             "train": {"steps": STEPS, "batch_size": BATCH, "grad_accum": parts},
         }
@@ -66,9 +75,27 @@ def run(name: str, mesh: str) -> dict[str, Any]:
         # Every array that the program of one device ever holds.
         "shapes": sorted({*re.findall(r"f32\[([\d,]+)\]", text)}),
         "devices": jax.device_count(),
+        "solved": solved(program, after, tokens, metrics) if name in SOLVERS else None,
+    }
+
+
+def solved(program: Any, state: Any, tokens: np.ndarray, metrics: Any) -> dict[str, Any]:
+    """The work of a solver in training and in an evaluation."""
+    split = TokenArray(tokens, 1, len(tokens), len(tokens), "tokens")
+    evaluator = Evaluator(
+        program.static, split, context=16, batch_size=BATCH, layout=program.layout
+    )
+    found = evaluator(state.params)
+    assert found.solved is not None
+    return {
+        "evaluations": np.asarray(metrics.work.evaluations, np.float64).tolist(),
+        "arrived": np.asarray(metrics.work.arrived).tolist(),
+        "nats": found.nats,
+        "evaluation": found.solved._asdict(),
     }
 
 
 if __name__ == "__main__":
     threads.configure_threads()
-    print(json.dumps({name: run(name, sys.argv[1]) for name in MODELS}))
+    names = MODELS if jax.device_count() > 2 else (*MODELS, *FEW_DEVICES)
+    print(json.dumps({name: run(name, sys.argv[1]) for name in names}))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from on_devices import MODELS, SHAPE
+from on_devices import FEW_DEVICES, MODELS, SHAPE, SOLVERS
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,11 @@ def results(devices: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [(name, devices) for name in MODELS for devices in (2, 4, 8)]
+    + [(name, 2) for name in FEW_DEVICES],
+)
 def test_the_same_losses_on_any_number_of_devices(name: str, devices: int):
     alone, together = results(1)[name], results(devices)[name]
     assert (alone["devices"], together["devices"]) == (1, devices)
@@ -43,6 +46,17 @@ def test_the_same_losses_on_any_number_of_devices(name: str, devices: int):
     np.testing.assert_allclose(together["losses"], alone["losses"], rtol=1e-5)
     # It did learn something in those steps: the losses are not equal for want of change.
     assert alone["losses"][-1] < alone["losses"][0] - 0.01
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_solver_tells_its_work_on_two_devices(name: str):
+    alone, together = (results(devices)[name]["solved"] for devices in (1, 2))
+    assert all(together["arrived"])
+    np.testing.assert_allclose(together["evaluations"], alone["evaluations"], rtol=0.1)
+    assert together["nats"] == pytest.approx(alone["nats"], rel=1e-5)
+    of_one, of_two = alone["evaluation"], together["evaluation"]
+    assert (of_two["batches"], of_two["missed"]) == (of_one["batches"], 0)
+    assert of_two["evaluations"] == pytest.approx(of_one["evaluations"], rel=0.1)
 
 
 @pytest.mark.parametrize("name", MODELS)

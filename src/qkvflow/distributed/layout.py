@@ -169,6 +169,10 @@ class ShardedScheme(AbstractScheme):
     scheme: AbstractScheme
     layout: Layout = eqx.field(static=True)
 
+    @property
+    def unwrapped(self) -> AbstractScheme:
+        return self.scheme
+
     def integrate(
         self,
         field: FieldLike,

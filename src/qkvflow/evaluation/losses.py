@@ -134,7 +134,7 @@ def _program(leaves: tuple[Any, ...], structure: Any, context: int, layout: Layo
     ) -> tuple[Float[Array, "group batch seq"], Work | None]:
         # The weights along depth are made once for all batches, not once for each.
         model = layout.shard_model(eqx.combine(params, static).precomputed())
-        solves = isinstance(model.scheme, AbstractSolver)
+        solves = isinstance(model.scheme.unwrapped, AbstractSolver)
 
         def body(index: Any, out: tuple[Array, Work | None]) -> tuple[Array, Work | None]:
             inputs, targets = (layout.shard_batch(each[index]) for each in batches)

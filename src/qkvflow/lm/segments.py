@@ -156,11 +156,12 @@ class Segment(eqx.Module):
 
     @property
     def step_scheme(self) -> AbstractStepScheme:
-        if not isinstance(self.scheme, AbstractStepScheme):
+        scheme = self.scheme.unwrapped
+        if not isinstance(scheme, AbstractStepScheme):
             raise UserError(
                 "a solver (adaptive, fixed-point) has no steps of its own; choose a fixed scheme"
             )
-        return self.scheme
+        return scheme
 
     def stacks(self) -> tuple[Block, ...]:
         """For each stage of a step, the blocks of all steps."""

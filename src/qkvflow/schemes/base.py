@@ -141,6 +141,11 @@ class AbstractScheme(eqx.Module):
     injected: ClassVar[bool | None] = None
     """Whether it needs an injection (True), cannot have one (False), or takes either."""
 
+    @property
+    def unwrapped(self) -> "AbstractScheme":
+        """The scheme itself, where it stands inside another: what to ask for its kind."""
+        return self
+
     def default_horizon(self, num_steps: int) -> float:
         """How many whole increments the flow adds up to, where nothing else is said."""
         return 1.0

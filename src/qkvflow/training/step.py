@@ -105,7 +105,7 @@ def plain(
     done: Any = 1.0,
 ) -> tuple[Array, Any]:
     """Cross-entropy on the model's own grid."""
-    if isinstance(model.scheme, AbstractSolver):
+    if isinstance(model.scheme.unwrapped, AbstractSolver):
         losses, work = token_losses_and_work(model, inputs, targets, key=key)
         value = jnp.mean(losses)
         return value, (value, work)
