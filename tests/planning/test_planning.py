@@ -153,6 +153,18 @@ def test_a_plan_of_the_step_that_is_asked_for():
     assert drawn["compiled"] == pytest.approx(made["flops_per_step"]["compiled"], rel=0.01)
 
 
+def test_weights_are_differentiated_in_every_part_of_a_batch():
+    model = {"name": "tong", "context": 16}
+    counted = [
+        make_estimate(job(model=model, train={"grad_accum": parts}))["flops_per_step"]
+        for parts in (1, 4)
+    ]
+    one, four = counted
+    assert four["analytic"] > 1.1 * one["analytic"]
+    for each in counted:
+        assert each["compiled"] == pytest.approx(each["analytic"], rel=0.02)
+
+
 def test_time_and_cost_of_a_mesh():
     memory = Memory(1, 2, 1, 0, 0, 100)
     program = CompiledStep(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))

@@ -160,6 +160,17 @@ def test_steps_without_a_gradient_cost_a_third():
     assert whole - found == 100 * 2 * 2 * step
 
 
+def test_weights_of_steps_without_a_gradient_are_made_in_every_part():
+    model = make(config_of("hypernet", **LOOPED))
+    two, three = count_flops(model.at_depth(2)), count_flops(model.at_depth(3))
+    once = three.generation - two.generation
+    one, four = (
+        step_flops(TrainConfig(backprop_steps=2, grad_accum=parts), model, 100) for parts in (1, 4)
+    )
+    # Two steps of the four are without one.
+    assert four - one == 3 * (2 * two.generation + 2 * once) > 0
+
+
 @pytest.mark.parametrize(
     ("train", "model", "message"),
     [

@@ -67,9 +67,11 @@ class Flops(NamedTuple):
     generation: int
     """Per forward pass, whatever the batch: making the weights along depth."""
 
-    def per_step(self, tokens: int) -> int:
-        """A whole training step of that many tokens, the making of weights included."""
-        return self.training * tokens + 3 * self.generation
+    def per_step(self, tokens: int, parts: int = 1) -> int:
+        """A whole training step of that many tokens, the making of weights included: it is
+        differentiated in each of the `parts` that gradients are accumulated over. Forward it is
+        the same for all of them, and the compiler does it once."""
+        return self.training * tokens + (1 + 2 * parts) * self.generation
 
 
 def count_evaluations(model: LanguageModel) -> int:

@@ -198,8 +198,9 @@ def step_flops(
     `evaluations` is how many a solver made on average; the backward pass counts as two forward
     passes, as everywhere.
     """
+    parts = train.grad_accum
     if evaluations is not None:
-        return count_flops(model, evaluations=evaluations).per_step(tokens)
+        return count_flops(model, evaluations=evaluations).per_step(tokens, parts)
     if train.backprop_steps is not None:
         return truncated_flops(train, train.backprop_steps, model, tokens)
     numbers = parse_jitter(train.depth_jitter).numbers or (model.num_steps,)
@@ -207,11 +208,11 @@ def step_flops(
         numbers = (*numbers, *(2 * number for number in numbers))
     each = [
         count_flops(eqx.filter_eval_shape(lambda m, n=number: m.at_depth(n), model)).per_step(
-            tokens
+            tokens, parts
         )
         for number in numbers
     ]
     mean = sum(each) // len(each)
     if train.shortcut:
-        return count_flops(model).per_step(tokens) + mean
+        return count_flops(model).per_step(tokens, parts) + mean
     return (1 + bool(train.consistency)) * mean

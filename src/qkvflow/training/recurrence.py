@@ -79,5 +79,6 @@ def truncated_flops(
     )
     recurrence = parse_recurrence(train.recurrence)
     mean = recurrence.mean_steps(model.num_steps, backprop_steps, train.steps)
-    forward = (two.forward - one.forward) * tokens + two.generation - one.generation
-    return last.per_step(tokens) + round((mean - backprop_steps) * forward)
+    parts = train.grad_accum
+    forward = (two.forward - one.forward) * tokens + parts * (two.generation - one.generation)
+    return last.per_step(tokens, parts) + round((mean - backprop_steps) * forward)
