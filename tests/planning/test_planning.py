@@ -73,6 +73,30 @@ def test_long_attention_counts_every_pair_of_blocks_on_and_below_the_diagonal():
     assert work_of(gradient, *shapes).products == pairs * (2 + 5) * once
 
 
+def test_a_branch_without_work_is_not_part_of_the_mean():
+    once = 2 * 64 * 32 * 32
+
+    def choose(index: Any, x: Any, w: Any) -> Any:
+        branches = [lambda x: x, lambda x: x @ w, lambda x: (x @ w) @ w @ w]
+        return jax.lax.switch(index[0].astype(int), branches, x)
+
+    assert work_of(choose, (1,), (64, 32), (32, 32)).products == (once + 3 * once) // 2
+
+
+def test_updates_of_muon_are_counted():
+    """Five rounds of X X^T, of its square and of the product of both with X, for every matrix."""
+    model = {"name": "shared", "d_model": 32, "num_steps": 1, "context": 16}
+    products = [
+        make_estimate(job(model=model, train={"batch_size": 1}, optim={"name": name}))[
+            "flops_per_step"
+        ]["compiled"]
+        for name in ("adamw", "muon")
+    ]
+    matrices = [(32, 96), (32, 32), (32, 128), (32, 128)]
+    expected = sum(5 * 2 * (2 * d * d * wide + d * d * d) for d, wide in matrices)
+    assert products[1] - products[0] == expected
+
+
 HEAD = "HloModule m, num_partitions=8\n\nENTRY %main (p: f32[16,4]) -> f32[16,4] {\n"
 
 

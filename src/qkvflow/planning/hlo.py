@@ -88,8 +88,10 @@ def count_work(text: str) -> Work:
             called = [work(name, trips if known else around) for name in _called(each)]
             inside = Work(*(sum(parts) for parts in zip(*called, strict=True)))
             if each.operation == "conditional":
-                # One of its branches runs, whichever: they count by their mean.
-                inside = Work(*(part // len(called) for part in inside))
+                # One of its branches runs, whichever: they count by their mean. One without any
+                # work stands beside an update that is left out, which hardly ever happens.
+                busy = sum(branch != Work() for branch in called)
+                inside = Work(*(part // max(1, busy) for part in inside))
             if each.operation == "while" and not known and BELOW_DIAGONAL in each.rest:
                 inside = Work(*(part * (around - 1) // 2 for part in inside))
             total = total.plus(inside.times(trips))
