@@ -15,6 +15,7 @@ from qkvflow.blocks import Rows
 from qkvflow.errors import UserError
 from qkvflow.fields.base import take
 from qkvflow.lm import LanguageModel, abstract, loss, token_losses, weights_in_effect
+from qkvflow.planning.hlo import count_work
 from qkvflow.zoo import PUBLISHED, configure, entry
 
 
@@ -228,10 +229,37 @@ def test_flops_of_modulations():
     shape = {"num_steps": loops, "layers_per_loop": layers, "d_model": d, "num_heads": 2}
     config = configure(entry("loopformer"), {**shape, "d_time": d_time, "num_frequencies": 3})
     flops = qkvflow.count_flops(abstract(config, vocab_size=VOCAB))
-    embedding = (features * d_time + d_time) + (d_time * d_time + d_time)
+    embedding = features * d_time + d_time * d_time
     maps = layers * 2 * 2 * d_time * d
     assert flops.generation == loops * 2 * (embedding + maps)
     assert flops.per_step(10) == 10 * flops.training + 3 * flops.generation
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("shared", {}),
+        ("gated", {"gate": "both"}),
+        ("gated", {"gate": "low-rank"}),
+        ("gated", {"gate": "full"}),
+        ("gated-generated", {"block": "attention+ssm"}),
+        ("hypernet", {"scheme": "heun"}),
+        ("hypernet", {"frozen_time": 0.5}),
+        ("per-layer-hypernet", {}),
+        ("low-rank", {}),
+        ("basis", {}),
+        ("shared", {"lora": "*:depth"}),
+    ],
+)
+def test_flops_of_making_weights_are_those_of_the_compiled_program(field: str, options: Any):
+    """A pass over two sequences, whose products are few beside those that make the weights."""
+    model = abstract(config_of(**{"field": field, **options}), vocab_size=VOCAB)
+    tokens = jax.ShapeDtypeStruct((2, SEQ), jnp.int32)
+    text = jax.jit(lambda model, tokens: model(tokens)).lower(model, tokens).compile().as_text()
+    flops = qkvflow.count_flops(model, SEQ)
+    assert (flops.generation > 0) == (field != "shared" or "lora" in options)
+    expected = 2 * SEQ * flops.forward + flops.generation
+    assert count_work(text or "").products == pytest.approx(expected, rel=0.005)
 
 
 def test_flops_against_xla():

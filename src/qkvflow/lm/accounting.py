@@ -1,20 +1,22 @@
 """What a model stores and what it computes, counted analytically.
 
-XLA's cost analysis counts the body of a scan once, so it cannot be asked.
+XLA's cost analysis counts the body of a scan once, so it cannot be asked. How weights along depth
+are made is the field's own affair: there the products are counted that it traces to.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from qkvflow.blocks.attention import values_flops
 from qkvflow.blocks.base import Block
-from qkvflow.fields.hypernet import Generator
-from qkvflow.fields.modulated import Modulated
+from qkvflow.fields.base import AbstractField, Depths
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
-from qkvflow.schemes import AbstractSolver, AbstractStepScheme
+from qkvflow.schemes import AbstractSolver, AbstractStepScheme, stage_times
 
 
 def count(tree: Any) -> int:
@@ -85,15 +87,6 @@ def _evaluations(segment: Segment) -> int:
     return segment.num_steps
 
 
-def _made(segment: Segment, evaluations: int | float) -> int | float:
-    """Blocks that are made in a pass."""
-    if isinstance(segment.scheme, AbstractStepScheme):
-        return segment.num_steps * len(segment.scheme.stages)
-    if isinstance(segment.scheme, AbstractSolver):
-        return segment.scheme.blocks_made(segment.num_steps, evaluations)
-    return segment.num_steps
-
-
 def count_flops(
     model: LanguageModel, context: int | None = None, *, evaluations: float | None = None
 ) -> Flops:
@@ -110,7 +103,7 @@ def count_flops(
         cost += injections * segment.injection.flops_per_token()
         blocks += cost
         coda += cost if index > len(model.prelude) else 0
-        making += _made(segment, times) * _generation(segment)
+        making += _making(segment, times)
     blocks = round(blocks)
     head = 2 * model.d_model * model.vocab_size
     forward = blocks + head
@@ -124,11 +117,29 @@ def count_flops(
     return Flops(forward, training, round(making))
 
 
-def _generation(segment: Segment) -> int:
-    """Making the weights of one depth: the products of what maps features of t to them."""
+def _making(segment: Segment, evaluations: int | float) -> int | float:
+    """Making the blocks of a pass."""
+    scheme, steps = segment.scheme, segment.num_steps
+    stages = scheme.stages if isinstance(scheme, AbstractStepScheme) else (1.0,)
+    once = sum(_stack_flops(segment.field, ts) for ts in stage_times(steps, stages).T)
+    if isinstance(scheme, AbstractSolver):
+        return once * scheme.blocks_made(steps, evaluations) / steps
+    return once
 
-    def makes(node: Any) -> bool:
-        return isinstance(node, Generator | Modulated)
 
-    makers = filter(makes, jax.tree.leaves(segment.field, is_leaf=makes))
-    return sum(2 * (count(each.maps) + count(each.embedding)) for each in makers)
+def _stack_flops(field: AbstractField, ts: Depths) -> int:
+    return _products(eqx.filter_make_jaxpr(lambda field: field.stack(ts))(field)[0].jaxpr)
+
+
+def _products(jaxpr: Jaxpr) -> int:
+    """Of the matrix products of a traced function."""
+    total = 0
+    for each in jaxpr.eqns:
+        if each.primitive.name == "dot_general":
+            left: Any = each.invars[0].aval
+            made: Any = each.outvars[0].aval
+            (contracted, _), _ = each.params["dimension_numbers"]
+            total += 2 * made.size * math.prod(left.shape[axis] for axis in contracted)
+        trips = each.params["length"] if each.primitive.name == "scan" else 1
+        total += trips * sum(map(_products, jaxprs_in_params(each.params)))
+    return total
