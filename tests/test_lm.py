@@ -207,9 +207,24 @@ def test_flops_follow_scheme_and_rematerialisation():
     one, four = count("euler"), count("rk4")
     assert four.forward - head == 4 * (one.forward - head)
     assert four.generation == 3 * one.generation > 0
-    again, twice = (count("euler", remat=each) for each in ("block", "everything"))
-    assert again.training == one.training + one.forward - head
-    assert twice.training == again.training + one.forward - head
+    for steps, twice in ((1, 1), (3, 1), (4, 2), (5, 1), (6, 2)):
+        kept, block, everything = (
+            count("euler", remat=each, num_steps=steps) for each in ("none", "block", "everything")
+        )
+        blocks = kept.forward - head
+        assert block.training == kept.training + blocks
+        assert everything.training == kept.training + twice * blocks
+
+
+def test_rematerialisation_is_counted_by_segment():
+    """Own layers of which there is one, around a core of four steps."""
+    options = {"prelude": 1, "coda": 1, "num_steps": 4, "injection": "add"}
+    kept, again = (
+        qkvflow.count_flops(abstract(config_of("shared", remat=each, **options), vocab_size=VOCAB))
+        for each in ("none", "everything")
+    )
+    layers = (kept.forward - 2 * 16 * VOCAB) // 6
+    assert again.training == kept.training + (2 * 4 + 1 + 1) * layers
 
 
 def test_flops_of_value_residuals():

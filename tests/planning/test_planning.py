@@ -189,6 +189,18 @@ def test_weights_are_differentiated_in_every_part_of_a_batch():
         assert each["compiled"] == pytest.approx(each["analytic"], rel=0.02)
 
 
+@pytest.mark.parametrize(("num_steps", "groups"), [(3, False), (4, True)])
+def test_rematerialisation_in_groups_where_there_are_any(num_steps: int, groups: bool):
+    block, everything = (
+        make_estimate(job(model={"num_steps": num_steps, "context": 16, "remat": remat}))[
+            "flops_per_step"
+        ]
+        for remat in ("block", "everything")
+    )
+    for kind in ("analytic", "compiled"):
+        assert (everything[kind] > block[kind]) == groups
+
+
 def test_time_and_cost_of_a_mesh():
     memory = Memory(1, 2, 1, 0, 0, 100)
     program = CompiledStep(1, 1, 1, memory, Work(products=312 * 10**12, exchanged=300 * 10**9))

@@ -17,6 +17,7 @@ from qkvflow.fields.base import AbstractField, Depths
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
 from qkvflow.schemes import AbstractSolver, AbstractStepScheme, stage_times
+from qkvflow.schemes.parts.remat import times_again
 
 
 def count(tree: Any) -> int:
@@ -94,7 +95,7 @@ def count_flops(
 
     `evaluations` is how many a solver of the core was found to make.
     """
-    blocks = making = coda = 0.0
+    blocks = again = making = coda = 0.0
     for index, segment in enumerate(model.segments):
         found = evaluations if index == len(model.prelude) else None
         times = _evaluations(segment) if found is None else found
@@ -102,6 +103,7 @@ def count_flops(
         injections = segment.num_steps if found is None else found
         cost += injections * segment.injection.flops_per_token()
         blocks += cost
+        again += times_again(model.remat, segment.num_steps) * cost
         coda += cost if index > len(model.prelude) else 0
         making += _making(segment, times)
     blocks = round(blocks)
@@ -109,8 +111,7 @@ def count_flops(
     forward = blocks + head
     if model.value_residual:
         forward += values_flops(_block(model.segments[0]))
-    again = {"none": 0, "block": 1, "everything": 2}[model.remat]
-    training = 3 * forward + again * blocks
+    training = 3 * forward + round(again)
     if model.exit_gate is not None:
         # Coda and head read the state after every step.
         training += round(3 * (model.num_steps - 1) * (head + coda))

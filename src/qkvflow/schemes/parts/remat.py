@@ -36,8 +36,8 @@ def scan(
         return jax.lax.scan(step, x, inputs, unroll=unrolled(num_steps) if unroll else 1)
     # A loop's body cannot be merged with its recomputation, so nothing else need prevent it.
     step = jax.checkpoint(step, prevent_cse=False)
-    length = group_length(num_steps) if remat == "everything" else 1
-    if length == 1:
+    length = group_length(num_steps)
+    if times_again(remat, num_steps) == 1:
         return jax.lax.scan(step, x, inputs)
 
     def group(x: Any, each: Any) -> tuple[Any, Any]:
@@ -52,6 +52,14 @@ def scan(
     group = jax.checkpoint(group, prevent_cse=False)
     x, outputs = jax.lax.scan(group, x, jax.tree.map(grouped, inputs))
     return x, jax.tree.map(flat, outputs)
+
+
+def times_again(remat: str, num_steps: int) -> int:
+    """How many more forward passes of the blocks that costs. Steps of which there is one, or a
+    prime number, make no groups."""
+    if remat == "none":
+        return 0
+    return 2 if remat == "everything" and group_length(num_steps) > 1 else 1
 
 
 def unrolled(num_steps: int) -> int:
