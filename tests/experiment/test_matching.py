@@ -67,6 +67,19 @@ def test_without_an_mlp_the_states_are_tuned():
     assert found.d_state != config.d_state
 
 
+@pytest.mark.parametrize("train", [{"depth_jitter": "2,4"}, {"backprop_steps": 2}])
+def test_compute_is_that_of_the_step_that_is_trained(tmp_path: Path, train: dict[str, Any]):
+    """Of random depths every model runs the same, however many are its own, and of truncated
+    gradients it is the steps beyond that cost less."""
+    models = ["short=shared:num_steps=2", "long=shared:num_steps=8"]
+    changes = {"models": models, "model": {**SMALL, "num_steps": 4}, "match": "flops"}
+    entries = shapes(small_plan(tmp_path, **changes, train={"batch_size": 4, **train}), 20)
+    target, found = (each.flops_per_step for each in entries)
+    assert abs(found / target - 1) <= TOLERANCE
+    same = entries[0].config.model.config.d_model == entries[1].config.model.config.d_model
+    assert same == ("depth_jitter" in train)
+
+
 @pytest.mark.parametrize("target", [3.0, 1e13])
 def test_the_impossible_is_refused(target: float):
     with pytest.raises(UserError, match=r"shared cannot be matched to .* block parameters"):

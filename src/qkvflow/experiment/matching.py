@@ -10,20 +10,31 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from qkvflow.errors import UserError
-from qkvflow.lm import abstract, count_flops, count_parameters
+from qkvflow.lm import abstract, count_parameters
+from qkvflow.runs.sections import TrainConfig
+from qkvflow.training.objective import step_flops
 from qkvflow.zoo import ModelConfig
 
 TOLERANCE = 0.02
 _WIDEST = 1 << 14
+_PLAIN = TrainConfig()
 _UNITS = {"params": "block parameters", "flops": "training FLOPs per token"}
 
 
-def measure(config: ModelConfig, kind: str, *, vocab_size: int, tokens_per_step: int) -> float:
-    """Block parameters, or training FLOPs per token with the making of weights shared out."""
+def measure(
+    config: ModelConfig,
+    kind: str,
+    *,
+    vocab_size: int,
+    tokens_per_step: int,
+    train: TrainConfig = _PLAIN,
+) -> float:
+    """Block parameters, or FLOPs per token of a step of that training, with the making of weights
+    shared out."""
     model = abstract(config, vocab_size=vocab_size)
     if kind == "params":
         return float(count_parameters(model).blocks)
-    return count_flops(model).per_step(tokens_per_step) / tokens_per_step
+    return step_flops(train, model, tokens_per_step) / tokens_per_step
 
 
 def match(
@@ -33,6 +44,7 @@ def match(
     *,
     vocab_size: int,
     tokens_per_step: int,
+    train: TrainConfig = _PLAIN,
     label: str = "the model",
     tolerance: float = TOLERANCE,
 ) -> ModelConfig:
@@ -42,7 +54,11 @@ def match(
     def count(candidate: ModelConfig) -> float:
         if candidate not in counted:
             counted[candidate] = measure(
-                candidate, kind, vocab_size=vocab_size, tokens_per_step=tokens_per_step
+                candidate,
+                kind,
+                vocab_size=vocab_size,
+                tokens_per_step=tokens_per_step,
+                train=train,
             )
         return counted[candidate]
 

@@ -18,6 +18,7 @@ from qkvflow.experiment.units import Unit, run_unit
 from qkvflow.lm import count_parameters, weights_in_effect
 from qkvflow.lm.accounting import block_at_end
 from qkvflow.runs.config import RunConfig
+from qkvflow.runs.sections import TrainConfig
 from qkvflow.training.program import Program, make_program
 from qkvflow.zoo import ModelConfig
 
@@ -81,9 +82,11 @@ def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
     why: dict[str, str | None] = {}
 
     @cache
-    def measured(shape: ModelConfig, kind: str, tokens_per_step: int) -> float:
+    def measured(shape: ModelConfig, kind: str, tokens_per_step: int, train: TrainConfig) -> float:
         """Most models are matched to the same one, which is traced once."""
-        return measure(shape, kind, vocab_size=vocab_size, tokens_per_step=tokens_per_step)
+        return measure(
+            shape, kind, vocab_size=vocab_size, tokens_per_step=tokens_per_step, train=train
+        )
 
     def resolve(spec: ModelSpec, waiting: tuple[str, ...]) -> ModelConfig:
         if spec.label in final:
@@ -98,9 +101,9 @@ def shapes(plan: Plan, vocab_size: int) -> list[Entry]:
         if wanted is not None:
             kind, label = wanted
             other = next(each for each in plan.models if each.label == label)
-            sizes = {"vocab_size": vocab_size, "tokens_per_step": config.tokens_per_step}
-            target = measured(resolve(other, (*waiting, spec.label)), kind, config.tokens_per_step)
-            shape = match(shape, kind, target, label=spec.label, **sizes)
+            step = {"tokens_per_step": config.tokens_per_step, "train": config.train}
+            target = measured(resolve(other, (*waiting, spec.label)), kind, **step)
+            shape = match(shape, kind, target, label=spec.label, vocab_size=vocab_size, **step)
             why[spec.label] = f"{kind} of {label}"
         final[spec.label] = shape
         return shape
