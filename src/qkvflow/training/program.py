@@ -63,7 +63,8 @@ class Program:
 
     def flops_as_run(self, evaluations: float | None) -> int:
         """Of a step, where a solver was found to make so many evaluations on average, with the
-        teacher's forward pass."""
+        teacher's forward pass. A teacher's weights along depth do not change: the compiler makes
+        them once for all steps of a call, and they are not counted."""
         tokens = self.config.tokens_per_step
         own = step_flops(self.config.train, self.model, tokens, evaluations=evaluations)
         if self.teacher is None:
