@@ -185,6 +185,8 @@ def test_no_trend_where_nothing_varies():
 
 def test_depths_hold_the_model_s_own():
     assert len(depths_of(tiny("per-layer"))) == 3
+    assert len(depths_of(tiny("per-layer", lora="*", lora_rank=2))) == 3
+    assert len(depths_of(tiny("gated", time_features="layers"))) == 3
     dense = depths_of(tiny("hypernet"))
     assert len(dense) == 24
     assert set(grid(3)) <= set(dense)

@@ -9,9 +9,11 @@ from scipy.linalg import expm
 from tiny_models import random_tokens, tiny
 
 from qkvflow.analysis import depth_flow, exponents, kaplan_yorke, lyapunov
-from qkvflow.analysis.parts.flow import embedded
+from qkvflow.analysis.parts.flow import embedded, entering
+from qkvflow.blocks.base import Rows
 from qkvflow.blocks.kernels import forward_mode
 from qkvflow.lm import LanguageModel
+from qkvflow.schemes.base import ApplyFull
 
 KEY = jax.random.key(0)
 TOKENS = np.array([0, 1, 2])
@@ -143,6 +145,22 @@ def test_exponents_are_those_of_the_whole_jacobian(field: str, block: str, schem
     flow, x0 = depth_flow(model, 4), embedded(model, tokens)
     leading = jax.jit(lambda x: exponents(flow, x, 3, 6, key=KEY, passes=10))(x0)
     np.testing.assert_allclose(leading.values, exact[:6], atol=2e-3)
+
+
+@pytest.mark.parametrize("start", ["input", "noise", "zeros"])
+def test_a_text_is_felt_by_whatever_way_it_enters(start: str):
+    """Sensitivity to the state before the core, which is injected before every step too."""
+    model = tiny("shared", injection="add", core_init=start)
+    tokens = np.asarray(random_tokens(4))
+    found = lyapunov(model, tokens, k=2)
+    rows = Rows(1, 4)
+
+    def end(e: jax.Array) -> jax.Array:
+        return model.core.integrate(e, rows, make_apply=lambda _: ApplyFull(rows, None)).x[3]
+
+    whole = jax.jit(jax.jacrev(end))(entering(model, tokens))
+    sizes = np.sqrt(np.square(np.asarray(whole, np.float64)).sum((0, 2)) / model.d_model)
+    np.testing.assert_allclose(found.sensitivity, sizes, rtol=1e-3)
 
 
 def test_their_sum_is_the_integrated_trace():

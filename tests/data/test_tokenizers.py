@@ -62,6 +62,15 @@ def test_a_subword_stream_holds_nothing_back_in_the_end(tiny: Corpus):
         assert text == tokenizer.decode(ids)
 
 
+def test_after_a_prompt_the_text_goes_on(tokenizer: Tokenizer):
+    ids = tokenizer.encode(TEXT).tolist()
+    for place in range(len(ids) + 1):
+        before, after = ids[:place], ids[place:]
+        stream = tokenizer.stream()
+        shown = "".join(map(stream.push, before))
+        assert shown + tokenizer.decode_after(before, after) == TEXT
+
+
 def test_saved_and_loaded_it_is_the_same(tokenizer: Tokenizer, tmp_path: Path):
     path = tokenizer.save(tmp_path)
     assert path == tmp_path / "tokenizer.json"

@@ -1,14 +1,22 @@
 """Depth sweeps: every point is the evaluation it says it is, and costs what can be counted."""
 
 import csv
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
+from tiny_models import SCHEME_CASES, config_of, make, tiny
 
 from qkvflow.cli import main
+from qkvflow.errors import UserError
 from qkvflow.evaluation import evaluate
+from qkvflow.evaluation.sweep import Setting, settings_of
+from qkvflow.report.figures.sweep import quality_against_compute
+from qkvflow.report.sweep import to_table
 from qkvflow.runs.corpus import load_split
 from qkvflow.runs.load import load
 from qkvflow.schemes import make_scheme
@@ -96,6 +104,29 @@ def test_files_and_table(trained: Path, points: list[dict], capsys: pytest.Captu
     assert "euler, 2 steps *" in said
     assert "euler, 8 steps" in said
     assert "(64 tokens, context 16), horizon 3" in said
+
+
+def test_a_model_of_a_solver_is_measured_as_trained():
+    config = config_of("shared", **SCHEME_CASES["fixed-point"])
+    options: dict[str, Any] = {"composition": config.composition, "num_steps": (2,)}
+    model = make(config)
+    found = settings_of(model, config.scheme, schemes=("euler",), **options)
+    assert found[0] == Setting("fixed-point", None, config.tolerance)
+    assert settings_of(model, config.scheme, schemes=(), **options)[0] == found[0]
+    with pytest.raises(UserError, match="no steps of its own to inject before"):
+        settings_of(
+            tiny("shared", injection="add"), "residual", schemes=(), tolerances=(1e-2,), **options
+        )
+
+
+def test_one_window_has_no_standard_error(points: list[dict]):
+    figure = quality_against_compute([{**p, "standard_error": float("nan")} for p in points], "m")
+    panel: Any = figure.panels[0]
+    low, high = panel.y.views[0].low, panel.y.views[0].high
+    assert low < min(p["nats"] for p in points) < max(p["nats"] for p in points) < high
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(to_table([{**points[0], "standard_error": float("nan")}]))
+    assert "nan" not in shown.getvalue()
 
 
 def test_a_solver_that_runs_out_of_steps_says_so(trained: Path):

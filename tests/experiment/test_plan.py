@@ -187,6 +187,7 @@ def test_wrong_plans_are_refused(tmp_path: Path, changes: dict[str, Any], part: 
         ({"models": ["tong"]}, "models was standard, now tong"),
         ({"models": ["standard:bias=false"]}, "models was standard, now standard:bias=false"),
         ({"models": [{"name": "standard", "options": {"bias": False}}]}, "standard.options.bias"),
+        ({"models": ["checkpoint=standard:optim.lr=0.1"]}, "models was standard, now checkpoint"),
         ({"budget": {"tokens": 640}}, "budget"),
         ({"optim": {"lr": 0.01, "warmup": 2}}, "optim.lr was 0.003, now 0.01"),
         ({"match": "params"}, "match was none, now params"),
@@ -197,6 +198,14 @@ def test_differences_are_named(tmp_path: Path, changes: dict[str, Any], words: s
     found = difference(before, small_plan(tmp_path, **changes).to_dict())
     assert found is not None
     assert re.search(words, found)
+
+
+def test_a_label_may_be_the_name_of_a_section(tmp_path: Path):
+    before, after = (
+        small_plan(tmp_path, models=[f"checkpoint=standard:optim.lr={lr}"]).to_dict()
+        for lr in (0.1, 0.2)
+    )
+    assert "models.checkpoint.options.optim.lr was 0.1, now 0.2" in str(difference(before, after))
 
 
 def test_checkpoints_and_titles_may_change(tmp_path: Path):

@@ -149,6 +149,9 @@ def test_another_grid_is_refused_and_a_larger_one_goes_on(whole: Path, text: Pat
     changed = {**other, "optim": {**other["optim"], "lr": 0.5}}
     with pytest.raises(UserError, match=r"another grid: optim.lr was 0.003, now 0.5"):
         run_grid(grid(text, content=changed), whole, executor=Law())
+    models = parse_specs(["standard=standard:mlp_ratio=1", "shared"])
+    with pytest.raises(UserError, match=r"models.standard.options.mlp_ratio was none, now 1"):
+        run_grid(grid(text, models=models), whole, executor=Law())
     small = grid(text, models=parse_specs(["shared"]), tokens=(10_000,), seeds=(0,), widths=(8, 16))
     run_grid(small, tmp_path / "out", executor=Law())
     larger = grid(text, models=small.models, tokens=(10_000,), seeds=(0, 1), widths=(8, 16))

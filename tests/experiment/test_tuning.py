@@ -321,6 +321,11 @@ def test_bad_spaces_are_one_line(text: str, part: str):
         parse_spaces([text])
 
 
+def test_values_that_need_others_are_left_to_the_trials():
+    for text in ("train.shortcut=0.1,1.0", "train.backprop_steps=2,8", "train.grad_accum=1,3"):
+        assert len(parse_spaces([text])[0].values) == 2
+
+
 def test_a_real_search_is_killed_and_goes_on(text: Path, tmp_path: Path):
     out, config = tmp_path / "out", tmp_path / "config.yaml"
     small = content(text, checkpoint={"every": 10}, optim={"warmup": 2})

@@ -232,6 +232,13 @@ def test_an_interrupted_finetuning_resumes_to_the_same_end(place: Path, tuned: C
     (cut / "finetune.json").unlink()
     resume(cut)
     assert json.loads((cut / "finetune.json").read_text()) == reports[0]
+    # Trained on, it has an adapter of its new weights.
+    record = resume(cut, overrides={"train": {"steps": BUDGET + 10}}, extend=True)
+    selected = record["losses"]["selected_step"]
+    assert selected > BUDGET
+    assert json.loads((cut / "finetune.json").read_text())["step"] == selected
+    longer = load_file(cut / "adapter.safetensors")
+    assert any(np.any(longer[name] != array) for name, array in adapters[0].items())
     # Without even its first checkpoint it is refused, not begun from other weights.
     shutil.rmtree(cut / "checkpoints")
     (cut / "record.json").unlink()

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers as hf
 from jaxtyping import Array
 from test_pretrained_import import small_tokenizer
 from tiny_models import randomised
@@ -141,6 +142,13 @@ def test_back_again(case: str, tmp_path: Path):
     assert "library_name: transformers" in card
     assert f"`{LEAVING[case][0]}`" in card
     assert "block weights" in card
+
+
+def test_an_alphabet_may_have_the_mark_of_the_unknown(tmp_path: Path):
+    tokenizer = CharTokenizer("ab\ufffd", unknown=True)
+    write_huggingface(tokenizer, tmp_path, 12)
+    theirs = hf.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert theirs.encode("a\ufffdz").ids == tokenizer.encode("a\ufffdz").tolist() == [0, 2, 3]
 
 
 @pytest.mark.peers

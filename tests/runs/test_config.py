@@ -33,6 +33,9 @@ def test_later_layers_win_and_yaml_numbers_are_numbers(tmp_path: Path):
     assert config.train.steps == 1000
     model = config.model.config
     assert (model.d_model, model.num_steps, model.bias) == (64, 12, False)
+    words = [("track.label", "007"), ("data.dir", "1_000"), ("track.group", "none")]
+    config = load_config(None, parse_overrides(words))
+    assert (config.track.label, config.data.dir, config.track.group) == ("007", "1_000", None)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Exports and `qkvflow.load`; files that are cut short, altered or foreign are refused."""
 
+import dataclasses
 import json
 import resource
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 import qkvflow
 from qkvflow.errors import UserError
+from qkvflow.runs.card import model_card
 from qkvflow.runs.config import RunConfig
 from qkvflow.runs.export import export
 from qkvflow.training import train
@@ -47,6 +49,12 @@ def test_a_run_and_its_export_are_the_same_model(run: Path, exported: Path):
     assert qkvflow.load(exported, step=int(one.step or 0)).step == one.step
     with pytest.raises(UserError, match="has no checkpoints; leave --checkpoint 7000 out"):
         qkvflow.load(exported, step=7000)
+
+
+def test_a_card_has_the_losses_of_its_own_weights(run: Path):
+    trained, record = qkvflow.load(run), json.loads((run / "record.json").read_text())
+    assert "| validation |" in model_card(trained, record)
+    assert "| validation |" not in model_card(dataclasses.replace(trained, step=3), record)
 
 
 def test_an_existing_directory_is_not_overwritten(run: Path, exported: Path):

@@ -147,6 +147,13 @@ def test_a_tracker_that_cannot_begin_leaves_nothing(
     with pytest.raises(UserError, match=r"--track tensorboard could not begin \(api_key"):
         train(tiny(track={"name": "tensorboard"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    # What others keep in a directory is theirs.
+    (tmp_path / "mine" / ".git").mkdir(parents=True)
+    (tmp_path / "mine" / ".git" / "precious").write_text("work")
+    with pytest.raises(UserError, match="could not begin"):
+        train(tiny(track={"name": "tensorboard"}), tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".git"]
+    assert (tmp_path / "mine" / ".git" / "precious").read_text() == "work"
 
 
 @pytest.mark.parametrize("content", [[1], 3, {}, {"status": 1}, {"status": "finished"}, "x"])

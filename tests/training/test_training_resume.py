@@ -18,6 +18,7 @@ from qkvflow.runs.checkpoint import Checkpoints
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.config_files import write_yaml
 from qkvflow.runs.load import load_run
+from qkvflow.runs.resume_rules import check_config
 from qkvflow.runs.rundir import read_lines
 from qkvflow.training import Diverged, Interrupted, resume, train
 from qkvflow.training.reporter import SilentReporter
@@ -198,6 +199,22 @@ def test_sound_changes_are_made(unfinished: Path):
     record = resume(unfinished, overrides=changes, extend=True)
     assert record["budget"]["steps"] == 44
     assert last_step(unfinished) == 44
+
+
+def test_a_run_can_end_where_it_is(unfinished: Path):
+    record = resume(unfinished, overrides={"train": {"steps": 30}}, extend=True)
+    assert (record["status"], record["budget"]["steps"]) == ("finished", 30)
+    assert record["losses"]["test"]["nats"] > 0
+
+
+def test_a_ramp_follows_the_number_of_steps():
+    train = {"recurrence": "fixed+ramp:0.5", "steps": 40, "backprop_steps": 2}
+    given = {"train": train, "optim": {"schedule": "constant"}}
+    saved = make_config(given).to_dict()
+    longer = make_config(given, {"train": {"steps": 400}})
+    with pytest.raises(UserError, match="ramp of recurrence has been following that"):
+        check_config(saved, longer, step=10, extend=False)
+    assert "is stretched" in check_config(saved, longer, step=10, extend=True)[0]
 
 
 def test_a_changed_corpus_is_refused_and_a_moved_one_is_not(

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from qkvflow.distributed.memory import check_fits, tree_bytes
-from qkvflow.fields import LowRank, PerLayer
+from qkvflow.fields import Lora, LowRank, PerLayer
+from qkvflow.fields.parts.time import LayerHats
 from qkvflow.lm import LanguageModel
 from qkvflow.schemes import grid
 
@@ -58,8 +60,16 @@ def depths_of(model: LanguageModel, dense: int = DENSE) -> Float[np.ndarray, " d
     The refined grid holds the points of the model's own. A field that interpolates between layers
     has nothing to say in between, so its own grid is all there is.
     """
-    interpolates = isinstance(model.field, PerLayer | LowRank)
-    return grid(model.num_steps * (1 if interpolates else refinement(model.num_steps, dense)))
+    of = refinement(model.num_steps, dense)
+    return grid(model.num_steps * (1 if _interpolates(model.field) else of))
+
+
+def _interpolates(field: Any) -> bool:
+    """Whether it has values at its layers alone, adapted or not."""
+    if isinstance(field, Lora):
+        return _interpolates(field.field)
+    hats = jax.tree.leaves(field, is_leaf=lambda node: isinstance(node, LayerHats))
+    return isinstance(field, PerLayer | LowRank) or any(isinstance(x, LayerHats) for x in hats)
 
 
 def check_depths(

@@ -1,11 +1,13 @@
 """Lyapunov exponents of the depth flow dx/dt = T f(x, t), for the states of a whole sequence.
 
 They are finite-time exponents over t in [0, 1]: the logarithms of the singular values of
-dx(1) / dx(0). Positive: perturbations of the embedded text grow along depth; negative: they are
-forgotten. Two token-level quantities stand beside them:
+dx(1) / dx(0), with x(0) the first state of the core. Positive: perturbations of it grow along
+depth; negative: they are forgotten. Two token-level quantities stand beside them:
 
-    sensitivity   for one output position p and every input token j, the size of dx_p(1) / dx_j(0):
-                  the root mean square growth of a random perturbation, and the largest growth
+    sensitivity   for one output position p and every input token j, the size of dx_p(1) / de_j with
+                  e the state before the core (the embedded text, where there is no prelude), by
+                  whatever way it enters: as the first state, or injected before every step. The
+                  root mean square growth of a random perturbation, and the largest growth
     own_exponent  Tong et al. 2025 propagate each token's own block of the Jacobian alone, as if the
                   other tokens stood still; that is the leading exponent of this map. It is not an
                   exponent of the flow, in which tokens act on each other.
@@ -25,6 +27,7 @@ from jaxtyping import Array, Float, Int
 from qkvflow.analysis.base import AbstractResult, Analysis, Subject
 from qkvflow.analysis.parts.exponents import Exponents, exponents, kaplan_yorke
 from qkvflow.analysis.parts.flow import DepthFlow, depth_flow, embedded, entering, in_steps
+from qkvflow.blocks.base import Rows
 from qkvflow.distributed.memory import check_fits, check_program, tree_bytes
 from qkvflow.lm import LanguageModel
 from qkvflow.zoo.registry import ANALYSES
@@ -67,7 +70,7 @@ class Lyapunov(AbstractResult):
         where = "itself" if strongest == self.position else f"token {strongest + 1}"
         return [
             f"The largest exponent is {top:+.3f}: along the depth of the model the fastest "
-            f"perturbations of this text {kind} by a factor {np.exp(top):.3g}.".replace("-", "−"),
+            f"perturbations of its states {kind} by a factor {np.exp(top):.3g}.".replace("-", "−"),
             f"Of {of} exponents, {positive} {'is' if positive == 1 else 'are'} positive. {told}",
             f"The state at token {self.position + 1} is most sensitive to {where}: a small random "
             f"change there comes out {self.sensitivity[strongest]:.3g} times as large.",
@@ -91,16 +94,17 @@ def lyapunov(
     check = partial(check_program, what=what, instead=instead)
     make = lambda: depth_flow(model, seq, given=entering(model, tokens))  # noqa: E731
     check_fits(tree_bytes(make), what, instead)
-    flow, x0 = make(), embedded(model, tokens)
+    flow, x0, e = make(), embedded(model, tokens), entering(model, tokens)
     key, place = jax.random.key(seed), jnp.asarray(position)
+    begin = eqx.Partial(model.core.first, rows=Rows(1, seq))
     check(_exponents, flow, x0, k, key)
-    check(_jacobian_rows, flow, x0, place)
+    check(_jacobian_rows, flow, begin, e, place)
     # Rows of the Jacobian, then in double precision, and their squares.
     entries = x0.size * x0.shape[1]
     check_fits(4 * entries, what, instead, host=2 * 8 * entries)
     check(_own_exponents, flow, x0, key)
     found = _exponents(flow, x0, k, key)
-    jacobian = np.asarray(_jacobian_rows(flow, x0, place), np.float64)
+    jacobian = np.asarray(_jacobian_rows(flow, begin, e, place), np.float64)
     blocks = np.moveaxis(jacobian, 1, 0)
     return Lyapunov(
         np.asarray(found.values),
@@ -125,10 +129,18 @@ def _end(flow: DepthFlow, x0: Array) -> Array:
 
 
 @eqx.filter_jit
-def _jacobian_rows(flow: DepthFlow, x0: Array, position: Array) -> Float[Array, "d_model seq d"]:
-    """dx_p(1) / dx(0) for one position, a vector-Jacobian product for each of its channels."""
-    _, back = jax.vjp(lambda x: _end(flow, x)[position], x0)
-    return jax.lax.map(lambda row: back(row)[0], jnp.eye(x0.shape[1]), batch_size=CHUNK)
+def _jacobian_rows(
+    flow: DepthFlow, begin: Callable[[Array], Array], e: Array, position: Array
+) -> Float[Array, "d_model seq d"]:
+    """dx_p(1) / de for one position, a vector-Jacobian product for each of its channels. `begin`
+    makes the first state of e."""
+
+    def end(e: Array) -> Array:
+        own = flow if flow.given is None else eqx.tree_at(lambda flow: flow.given, flow, e)
+        return _end(own, begin(e))[position]
+
+    _, back = jax.vjp(end, e)
+    return jax.lax.map(lambda row: back(row)[0], jnp.eye(e.shape[1]), batch_size=CHUNK)
 
 
 @eqx.filter_jit

@@ -76,7 +76,7 @@ class Trajectory(AbstractResult):
         where = f"At t = {self.ts[first]:.2f}" if first < len(self.ts) - 1 else "Only at the end"
         said.append(
             f"{where} the most likely next token is the final one at nine positions in ten "
-            f"({self.lens.agreement[len(self.ts) // 2]:.0%} of them half-way)."
+            f"({np.interp(0.5, self.ts, self.lens.agreement):.0%} of them half-way)."
         )
         if len(self.turning):
             said.append(

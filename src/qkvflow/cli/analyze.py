@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from qkvflow.lm import count_parameters
     from qkvflow.report.analysis import build_analysis
     from qkvflow.runs.load import load
+    from qkvflow.schemes.fixed_point import FixedPoint
 
     num_exponents = _exponents(args.exponents)
     names = None if args.only is None else [name.strip() for name in args.only.split(",")]
@@ -53,11 +54,16 @@ def run(args: argparse.Namespace) -> int:
     asked = at_depth(trained.model, trained.config.model.config, args)
     model = in_steps(asked)
     analyses = choose(model, names)
-    tokens, text = _text(model, trained.tokenizer, args.text)
+    tokens, text = _text(asked, trained.tokenizer, args.text)
     notes = []
     if type(model.scheme) is not type(asked.scheme):
         name = type(model.scheme).__name__
         notes.append(f"A solver has no steps of its own: {name} steps on the grid stand for it.")
+        if isinstance(asked.scheme, FixedPoint):
+            notes.append(
+                "That is one loop from the core's first state, not at the fixed point: the last "
+                "state here is not what the model predicts from."
+            )
     if args.text is None:
         notes.append("The text is a sample of the model's own; --text gives another.")
     about = {
@@ -106,7 +112,7 @@ def _text(model: Any, tokenizer: Any, text: str | None) -> tuple[Any, str]:
     if text is None:
         return _sample(model, tokenizer)
     try:
-        tokens = np.asarray(tokenizer.encode(text), np.int64)
+        tokens = np.asarray(tokenizer.encode_prompt(text) if text else [], np.int64)
     except UnicodeError:
         raise UserError("--text is not UTF-8; type it again") from None
     if not len(tokens):

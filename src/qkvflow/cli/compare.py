@@ -104,9 +104,9 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace, plan: Any) -> None:
     if args.no_report:
         from qkvflow.records import collect
-        from qkvflow.statistics import write_statistics
+        from qkvflow.report.build import analyse
 
-        write_statistics(args.out, collect(args.out))
+        analyse(collect(args.out), Path(args.out))
         return
     from qkvflow.report import build_report, print_summary
     from qkvflow.runs.config import make_config

@@ -1,7 +1,6 @@
 """`qkvflow eval`: the loss of a trained model on a whole split."""
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -86,7 +85,9 @@ def _eval(args: argparse.Namespace) -> int:
             model, split, corpus, trained.tokenizer, name=args.split, levels=levels
         )
     if args.json:
-        print(json.dumps(answer, indent=1))
+        from qkvflow.files import to_json
+
+        print(to_json(answer, 1))
     else:
         _print(answer)
     return 0

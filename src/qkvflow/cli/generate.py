@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import json
 import sys
 import time
 import warnings
@@ -109,13 +108,13 @@ def _fitting(model: Any, prompts: list[list[int]], window: bool) -> int:
 
 def _read(path: str) -> list[str]:
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).read_text("utf-8").removesuffix("\n").split("\n")
     except OSError as error:
         reason = error.strerror or "unreadable"
         raise UserError(f"cannot read --prompts {path}: {reason.lower()}") from None
     except UnicodeDecodeError:
         raise UserError(f"--prompts {path} is not UTF-8; convert it") from None
-    if not lines:
+    if lines == [""]:
         raise UserError(f"--prompts {path} is empty; write one prompt on each line")
     return lines
 
@@ -140,7 +139,7 @@ def _single(
     parts = _parts(model, prompt, args)
     _show(caught)
     timed, new, seen = [], [], []
-    decoder = tokenizer.stream()
+    decoder = tokenizer.stream_after(prompt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     if not args.json:
@@ -160,7 +159,9 @@ def _single(
         **_report(model, prompt, new, seen, args),
     }
     if args.json:
-        print(json.dumps({"prompt": text, "text": tokenizer.decode(new), **numbers}))
+        from qkvflow.files import to_json
+
+        print(to_json({"prompt": text, "text": tokenizer.decode_after(prompt, new), **numbers}))
     print(_closing(numbers), file=sys.stderr)
 
 
@@ -272,6 +273,7 @@ def _batch(
     prompts: list[list[int]],
     args: argparse.Namespace,
 ) -> None:
+    from qkvflow.files import to_json
     from qkvflow.generation import generate, generate_early_exit, generate_speculative
     from qkvflow.generation.early_exit import parse_early_exit
 
@@ -304,13 +306,14 @@ def _batch(
         out = generate(model, prompts, window=args.window, **options)
     seconds = time.perf_counter() - started
     for index, (text, new) in enumerate(zip(texts, out, strict=True)):
+        added = tokenizer.decode_after(prompts[index], new)
         if args.json:
-            row = {"prompt": text, "text": tokenizer.decode(new), "tokens": len(new)}
+            row = {"prompt": text, "text": added, "tokens": len(new)}
             if depths is not None:
                 row["average_depth"] = sum(depths[index]) / len(depths[index])
-            print(json.dumps(row))
+            print(to_json(row))
         else:
-            print(f"{text}{tokenizer.decode(new)}\n" + "-" * 40)
+            print(f"{text}{added}\n" + "-" * 40)
     total = sum(map(len, out))
     print(
         f"{len(out)} prompts, {total} tokens, {total / seconds:.0f} tokens/s "

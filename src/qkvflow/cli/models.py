@@ -61,17 +61,11 @@ def describe(name: str, size: str, vocab_size: int) -> dict[str, Any]:
     return row
 
 
-def short(number: int) -> str:
-    """4,865,000 as 4.87M."""
-    for scale, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= scale:
-            return f"{number / scale:.3g}{unit}"
-    return str(number)
-
-
 def _print(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from qkvflow.report.numbers import short
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model", no_wrap=True)

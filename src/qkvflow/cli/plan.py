@@ -1,10 +1,8 @@
 """`qkvflow plan`: what a training run would need, before it is run."""
 
 import argparse
-import json
 from typing import Any
 
-from qkvflow.cli.models import short
 from qkvflow.cli.options import add_config_options
 from qkvflow.errors import UserError
 
@@ -71,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         utilisation=args.utilisation,
     )
     if args.json:
-        print(json.dumps(made, indent=2))
+        from qkvflow.files import to_json
+
+        print(to_json(made, 2))
     else:
         told = f"given, {vocab:,}" if vocab else config.data.tokenizer
         _print(made, data=config.data.spec, size=config.model.size, vocabulary=told)
@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 def _print(made: dict[str, Any], *, data: str, size: str, vocabulary: str) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from qkvflow.report.numbers import short
 
     out = Console(highlight=False, soft_wrap=True)
     tokens = made["batch_size"] * made["context"]

@@ -15,9 +15,16 @@ import equinox as eqx
 from qkvflow.data import TokenArray
 from qkvflow.errors import UserError
 from qkvflow.evaluation.losses import Evaluator, evaluate, evaluation_batch
+from qkvflow.injections import NoInjection
 from qkvflow.lm import LanguageModel, count_flops
 from qkvflow.lm.accounting import count_evaluations
-from qkvflow.schemes import AbstractScheme, AbstractSolver, AbstractStepScheme, make_scheme
+from qkvflow.schemes import (
+    AbstractScheme,
+    AbstractSolver,
+    AbstractStepScheme,
+    check_injected,
+    make_scheme,
+)
 from qkvflow.zoo import SCHEMES, ModelConfig
 
 
@@ -77,8 +84,13 @@ def settings_of(
     own = isinstance(model.scheme, AbstractSolver)
     # A solver of the model's own has tolerances too.
     found += [Setting(own_scheme if own else "adaptive", None, each) for each in tolerances]
-    if not own and not any(_is_trained(model, x, composition) for x in found):
-        found.insert(0, Setting(own_scheme, model.num_steps))
+    if not any(_is_trained(model, x, composition) for x in found):
+        steps, tolerance = model.num_steps, getattr(model.scheme, "tolerance", None)
+        found.insert(0, Setting(own_scheme, None, tolerance) if own else Setting(own_scheme, steps))
+    for each in found:
+        check_injected(
+            each.scheme, _scheme(each, composition), not isinstance(model.injection, NoInjection)
+        )
     return list(dict.fromkeys(found))
 
 

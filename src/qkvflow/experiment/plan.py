@@ -329,7 +329,8 @@ def _flat(content: Mapping[str, Any], above: str = "") -> dict[str, Any]:
         if key == "models" and not isinstance(value, Mapping):
             flat[name] = ", ".join(str(each["label"]) for each in value)
             for each in value:
-                flat |= _flat({k: v for k, v in each.items() if k != "label"}, f"{each['label']}.")
+                own = {k: v for k, v in each.items() if k != "label"}
+                flat |= _flat(own, f"{name}.{each['label']}.")
         elif isinstance(value, Mapping):
             flat |= _flat(value, f"{name}.")
         else:

@@ -262,9 +262,13 @@ def _keep(directory: Path, grid: Grid, command: str | None) -> None:
     path, request = directory / REQUEST, grid.to_dict()
     if path.exists():
         free = ("command", "reference", "models", "widths", "depths", "tokens", "seeds")
+        asked = read_yaml(path), request
+        of = [{model["label"]: model for model in each["models"]} for each in asked]
+        both = sorted(of[0].keys() & of[1].keys())
         old, new = (
             {key: value for key, value in each.items() if key not in free}
-            for each in (read_yaml(path), request)
+            | {"models": [models[label] for label in both]}
+            for each, models in zip(asked, of, strict=True)
         )
         if (differs := difference(old, new)) is not None:
             raise UserError(

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from qkvflow.errors import UserError, unknown
-from qkvflow.runs.config import make_config
 from qkvflow.runs.config_files import parse_overrides
 from qkvflow.runs.sections import SECTIONS, typed
 from qkvflow.zoo import ModelConfig
@@ -84,10 +83,11 @@ def _parse(text: str) -> Space:
 
 
 def _checked(space: Space) -> Space:
-    """Refuse values that no run can have; whether a model's shape is one depends on the rest."""
-    if not space.key.startswith("model."):
+    """Refuse values that no run can have; whether they go together depends on the rest."""
+    section, _, name = space.key.partition(".")
+    if section != "model" and name != "grad_accum":
         for value in space.values:
-            make_config(nested({space.key: value}))
+            SECTIONS[section](**{name: value})
     return space
 
 

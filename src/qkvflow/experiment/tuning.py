@@ -139,6 +139,8 @@ def _best(content: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     made: dict[str, Any] = copy.deepcopy(dict(content))
     for section, values in nested(result["values"]).items():
         made[section] = {**(made.get(section) or {}), **values}
+        if "steps" in values:
+            made[section].pop("tokens", None)  # Two budgets, of which tokens would be taken.
     best = result["trials"][[each["number"] for each in result["trials"]].index(result["best"])]
     head = f"# Trial {best['number']} of {len(result['trials'])}: {best['loss']:.4f} nats per token"
     return f"{head} on validation.\n{yaml.safe_dump(made, sort_keys=False, allow_unicode=True)}"

@@ -50,6 +50,11 @@ def finetune(
     """
     base, out = load(base_path, step=step), Path(out)
     config = finetune_config(base, Path(base_path), adaptation, data, data_dir, overrides or {})
+    if config.checkpoint.finished == "none":
+        raise UserError(
+            "what fine-tuning gained is measured at its end, with its weights; give "
+            "--checkpoint.finished best"
+        )
     key = model_key(config.train.seed)
     start = adapted_model(base, config.model.config, adaptation, key=key)
     request = {"base": str(base_path), "step": step, "adaptation": dataclasses.asdict(adaptation)}
@@ -83,7 +88,7 @@ def finetune(
     try:
         return train(config, out, reporter=reporter, mesh=mesh, start=start)
     except UserError:
-        if hosts.is_rank0() and not (out / rundir.CONFIG).exists():
+        if hosts.is_rank0() and out.exists() and not (out / rundir.CONFIG).exists():
             rundir.remove_unbegun(out)
         raise
 

@@ -25,8 +25,9 @@ def sample_text(
     a sliding window where positions are learned.
     """
     sampler = make_sampler(temperature=temperature, top_k=top_k, top_p=top_p)
-    text = check(model, [tokenizer.encode_prompt(prompt)], num_tokens, window=True)[0]
+    before = tokenizer.encode_prompt(prompt)
+    text = check(model, [before], num_tokens, window=True)[0]
     # Where positions go on, so does the text, and nobody is warned: this is only a look.
     request = Request(num_tokens, sampler, seed, model.positions is not None, 64)
     parts = run_group(precompute(model), [text], [0], request)
-    return tokenizer.decode([token for part in parts for token in part.tokens[0]])
+    return tokenizer.decode_after(before, [token for part in parts for token in part.tokens[0]])

@@ -29,7 +29,7 @@ def memory(size: float | int | None) -> str:
 
 
 def loss(value: float | int | None) -> str:
-    return ABSENT if value is None else f"{value:.4f}"
+    return ABSENT if value is None or math.isnan(value) else f"{value:.4f}"
 
 
 def interval(ends: Mapping[str, Any] | None) -> str | None:

@@ -32,7 +32,7 @@ def to_table(points: Points) -> Table:
     for heading in ("nats/token", "±", "bits/byte", "evaluations", "FLOPs/token", "ms/token"):
         table.add_column(heading, justify="right", no_wrap=True)
     for point in points:
-        mark = " *" if point["trained"] else "" if point["reached"] else " (gave up)"
+        mark = " *" * point["trained"] + " (gave up)" * (not point["reached"])
         cells = [
             setting(point) + mark,
             numbers.loss(point["nats"]),

@@ -51,7 +51,7 @@ def model_card(
         "",
         *(_imported(trained) if trained.config.data.spec == PRETRAINED else _training(trained)),
     ]
-    if record is not None:
+    if record is not None and trained.step in (None, record["losses"]["selected_step"]):
         lines += _results(record)
     lines += [
         "",

@@ -1,13 +1,16 @@
 """Configurations as YAML files and as dotted options."""
 
+import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from qkvflow.errors import UserError, one_line
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.sections import SECTIONS
+from qkvflow.zoo import ModelConfig
 
 _MOST_VALUES, _MOST_DEPTH = 100_000, 50
 _MOST_INTEGER = (1 << 63) - 1
@@ -67,14 +70,22 @@ def write_yaml(config: RunConfig) -> str:
 
 
 def parse_overrides(options: Iterable[tuple[str, str]]) -> dict[str, dict[str, Any]]:
-    """`("optim.lr", "1e-3")`, ... as nested dictionaries; values are read as YAML scalars."""
+    """`("optim.lr", "1e-3")`, ... as nested dictionaries; values are read as YAML scalars, but
+    for options that are text."""
     nested: dict[str, dict[str, Any]] = {}
     for key, text in options:
         section, dot, name = key.partition(".")
         if not dot:
             raise UserError(f"'{key}' names no section; write e.g. optim.lr")
-        nested.setdefault(section, {})[name] = _scalar(text)
+        nested.setdefault(section, {})[name] = text if _is_text(section, name) else _scalar(text)
     return nested
+
+
+def _is_text(section: str, name: str) -> bool:
+    """Whether an option is a name or a path, of which 007 is one."""
+    kind = ModelConfig if section == "model" else SECTIONS.get(section)
+    known = {} if kind is None else {each.name: each.type for each in dataclasses.fields(kind)}
+    return name in known and (get_args(known[name]) or (known[name],))[0] is str
 
 
 def _scalar(text: str) -> Any:

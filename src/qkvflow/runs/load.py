@@ -125,10 +125,11 @@ def _choose(directory: Path, checkpoints: Checkpoints, config: RunConfig, step: 
         raise UserError(f"{directory} has no checkpoint yet; let the run reach one")
     if step in ("best", "last"):
         best = checkpoints.restore_host(steps[-1])["progress"]["best_step"]
-        chosen = best if step == "best" and best in steps else steps[-1]
+        wants_best = step == "best" and config.checkpoint.best
+        chosen = best if wants_best and best in steps else steps[-1]
         lost = []
         if record.get("status") == "finished" and config.checkpoint.finished == "all":
-            wanted = [best if step == "best" and config.checkpoint.best else None]
+            wanted = [best if wants_best else None]
             wanted.append(record["budget"]["steps"])
             lost = [each for each in wanted if each is not None and each not in steps]
         if lost:

@@ -4,6 +4,7 @@ from typing import Any
 
 from qkvflow.errors import UserError
 from qkvflow.runs.config import RunConfig, make_config
+from qkvflow.runs.depths import parse_recurrence
 
 # These decide when something is looked at or kept, never what is computed.
 FREE = {
@@ -62,16 +63,20 @@ def _check_steps(old: int, wanted: RunConfig, step: int, extend: bool) -> str:
     new, optim = wanted.train.steps, wanted.optim
     if new < step:
         raise UserError(f"this run has made {step} steps already; train.steps cannot be {new}")
-    if optim.schedule == "constant":
+    ramp = parse_recurrence(wanted.train.recurrence).ramp > 0
+    if optim.schedule == "constant" and not ramp:
         return f"{new} steps instead of {old}; the learning rate is constant, nothing else changes"
+    follows, changes = f"{optim.schedule} schedule", "the learning rate"
+    if optim.schedule == "constant":
+        follows, changes = "ramp of recurrence", "the number of loops"
     if not extend:
         raise UserError(
-            f"train.steps was {old}: its {optim.schedule} schedule has been following that, and "
-            f"{new} steps would change the learning rate from here on; add --extend if you want it"
+            f"train.steps was {old}: its {follows} has been following that, and {new} steps would "
+            f"change {changes} from here on; add --extend if you want it"
         )
     return (
-        f"{new} steps instead of {old}: the {optim.schedule} schedule is stretched, so the result "
-        f"is not that of a run of {new} steps from the start"
+        f"{new} steps instead of {old}: the {follows} is stretched, so the result is not that of a "
+        f"run of {new} steps from the start"
     )
 
 

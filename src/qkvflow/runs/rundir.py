@@ -25,6 +25,8 @@ from qkvflow.runs.config_files import read_yaml
 CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
 TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
 _LOCK, _STOP = ".lock", ".stop"
+_OWN = (CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, FIGURE, _LOCK, _STOP)
+_OWN += (".tracker.json", ".finetune.json")
 _TAIL_BYTES = 4096
 _ROOM = re.compile("No space|quota|File too large|are free")
 
@@ -70,8 +72,15 @@ def remove_unbegun(directory: Path) -> None:
     again. One that has a step to show stays."""
     metrics, checkpoints = directory / METRICS, directory / CHECKPOINTS
     begun = metrics.exists() and metrics.stat().st_size > 0
-    if not begun and not any(path.name.isdecimal() for path in checkpoints.glob("*")):
-        shutil.rmtree(directory, ignore_errors=True)
+    if begun or any(path.name.isdecimal() for path in checkpoints.glob("*")):
+        return
+    # The directory may have been there before, with files of others that begin with a dot.
+    for name in _OWN:
+        (directory / name).unlink(missing_ok=True)
+    for folder in (checkpoints, directory / "tensorboard"):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        directory.rmdir()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """From tokens to what is sent: text up to a stop, and log-probabilities in the protocol's form."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from qkvflow.data import Tokenizer
@@ -28,7 +29,7 @@ class Choice:
         """Made so far, with the one that ended it."""
         self.finish_reason: str | None = None
         self._tokenizer, self._asked = tokenizer, asked
-        self._decoder = tokenizer.stream()
+        self._decoder = tokenizer.stream_after(asked.prompts[index])
         self._text = asked.texts[index] if asked.echo else ""
         self._prompt = asked.prompts[index] if asked.echo else []
         self._begin = len(self._text)
@@ -40,9 +41,13 @@ class Choice:
         row = 0
         if scores is not None and len(scores.logprobs) > len(tokens):
             decoder, place = self._tokenizer.stream(), 0
+            hidden = len(self._prompt) - len(self._tokenizer.without_prefix(self._prompt))
+            if self._text.startswith(self._tokenizer.decode(self._prompt[:hidden])):
+                hidden = 0  # Given as ids, it is part of the text.
             for row, token in enumerate(self._prompt):
-                self._enter(place, token, scores, row, first=not row)
-                place += len(decoder.push(token))
+                self._enter(min(place, self._begin), token, scores, row, first=not row)
+                if row >= hidden:
+                    place += len(decoder.push(token))
             row = len(self._prompt)
         for index, token in enumerate(tokens):
             self.tokens += 1
@@ -73,7 +78,7 @@ class Choice:
         ready = len(self._text) if finished else self._certain()
         text, self._sent = self._text[self._sent : ready], max(ready, self._sent)
         every = self.finish_reason == "length"
-        sent = [each for each in self._entries if every or each[0] < ready]
+        sent = list(takewhile(lambda each: every or each[0] < ready, self._entries))
         self._entries = self._entries[len(sent) :]
         return Piece(text, self._listed(sent), self.finish_reason)
 

@@ -295,8 +295,9 @@ def _begin(loop: Loop, start: LanguageModel | None) -> tuple[TrainState, Progres
         host = loop.checkpoints.restore_host(steps[-1])
         known = {field.name for field in dataclasses.fields(Progress)}
         progress = Progress(**{k: v for k, v in host["progress"].items() if k in known})
-        # A run that had reached its end goes on when it was given more steps or another target.
-        progress.done = progress.done and loop.reached(progress)
+        # A run that had reached its end goes on when it was given more steps or another target,
+        # and one that was given fewer has reached it.
+        progress.done = loop.reached(progress)
         parts = loop.checkpoints.restore(steps[-1], *program.state_parts())
         return program.join_state(*parts), progress
     if start is not None:

@@ -180,7 +180,11 @@ def names() -> list[str]:
 
 def entry(name: str, size: str = "small") -> dict[str, Any]:
     """What the named model changes of the defaults, at that size."""
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
     if name in PUBLISHED:
+        if size != "small":
+            raise UserError(f"{name} has the size it was published with; leave --size {size} out")
         return dict(PUBLISHED[name][0])
     if name not in MODELS:
         _load_installed()
@@ -191,8 +195,6 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
                 "brought in with 'qkvflow import hf:OWNER/NAME --out DIR'"
             )
         raise unknown("model", name, [*MODELS, *PUBLISHED])
-    if size not in SIZES:
-        raise unknown("size", size, SIZES)
     return {**SIZES[size], **MODELS[name]}
 
 

@@ -47,10 +47,11 @@ def _backend(tokenizer: Tokenizer) -> tuple[hf.Tokenizer, dict[str, Any]]:
         backend.decoder = hf.decoders.ByteLevel()
         return backend, {}
     if isinstance(tokenizer, CharTokenizer):
-        symbols = tokenizer.alphabet + UNKNOWN * tokenizer.unknown
+        unknown = UNKNOWN if UNKNOWN not in tokenizer.alphabet else "<unk>"
+        symbols = [*tokenizer.alphabet, *[unknown] * tokenizer.unknown]
         table = {each: index for index, each in enumerate(symbols)}
-        backend = hf.Tokenizer(hf.models.WordLevel(table, unk_token=UNKNOWN))
+        backend = hf.Tokenizer(hf.models.WordLevel(table, unk_token=unknown))
         backend.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
         backend.decoder = hf.decoders.Fuse()
-        return backend, {"unk_token": UNKNOWN} if tokenizer.unknown else {}
+        return backend, {"unk_token": unknown} if tokenizer.unknown else {}
     raise UserError(f"no tokenizer of Hugging Face is like '{tokenizer.name}'; export without it")

@@ -2,7 +2,7 @@
 
 import abc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsInt
 
@@ -13,6 +13,10 @@ from qkvflow.files import write_whole
 
 if TYPE_CHECKING:
     from qkvflow.data.corpus import Corpus
+
+
+_TAIL = 8
+"""Tokens of a prompt that the text of the next one may depend on."""
 
 
 class TextStream(abc.ABC):
@@ -77,6 +81,24 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def stream(self) -> TextStream:
         """A decoder for tokens that come one at a time."""
+
+    def without_prefix(self, prompt: Sequence[int]) -> list[int]:
+        """A prompt's own tokens."""
+        size = len(self.prefix)
+        return list(prompt[size:] if tuple(prompt[:size]) == self.prefix else prompt)
+
+    def stream_after(self, prompt: Sequence[int]) -> TextStream:
+        """A decoder for tokens that come after these: some begin with a space only there, and a
+        character may have begun before."""
+        stream = self.stream()
+        for token in self.without_prefix(prompt)[-_TAIL:]:
+            stream.push(token)
+        return stream
+
+    def decode_after(self, prompt: Sequence[int], ids: Iterable[SupportsInt]) -> str:
+        """The text that these ids add to a prompt's."""
+        stream = self.stream_after(prompt)
+        return "".join([*map(stream.push, ids), stream.finish()])
 
     @abc.abstractmethod
     def cut(self, data: bytes) -> int:

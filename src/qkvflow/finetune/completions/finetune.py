@@ -12,7 +12,7 @@ from qkvflow.evaluation import evaluate
 from qkvflow.files import to_json, write_whole
 from qkvflow.finetune.adaptation import Adaptation, adapted_model
 from qkvflow.finetune.adapters import FILE, save_adapter
-from qkvflow.finetune.run import FINDINGS, REQUEST
+from qkvflow.finetune.run import FINDINGS, REQUEST, read_findings
 from qkvflow.lm import LanguageModel
 from qkvflow.runs import rundir
 from qkvflow.runs.corpus import load_split
@@ -27,7 +27,8 @@ from qkvflow.zoo.registry import COMPLETIONS
 @COMPLETIONS.register("finetune")
 def complete(directory: Path, reporter: Reporter) -> None:
     """Write what belongs to a fine-tuned run that has ended."""
-    if (directory / FINDINGS).exists():
+    selected = (rundir.read_record(directory) or {}).get("losses", {}).get("selected_step")
+    if (directory / FINDINGS).exists() and read_findings(directory).get("step") == selected:
         return
     request = json.loads((directory / REQUEST).read_text("utf-8"))
     tuned = load(directory)
@@ -82,6 +83,7 @@ def _findings(
         "base": base_path,
         "base_sha256": tuned.config.train.start,
         "base_step": base.step,
+        "step": tuned.step,
         **dataclasses.asdict(adaptation),
         "num_steps": {"before": base.model.num_steps, "after": tuned.model.num_steps},
         "scheme": {

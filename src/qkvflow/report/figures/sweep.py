@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qkvflow.records import finite
 from qkvflow.report.charts.description import Axis, Figure, Plot, Series, values
 from qkvflow.report.charts.labels import beside
 from qkvflow.report.charts.scales import axis
@@ -11,7 +12,7 @@ COSTS = {"flops_per_token": "forward FLOPs per token", "ms_per_token": "millisec
 
 
 def quality_against_compute(points: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    ends = [p["nats"] + sign * (p["standard_error"] or 0.0) for p in points for sign in (-1, 1)]
+    ends = [p["nats"] + sign * _error(p) for p in points for sign in (-1, 1)]
     y = axis("loss, nats per token", ends, pad=0.08, digits=4)
     return Figure(
         "sweep",
@@ -32,7 +33,7 @@ def _panel(points: Sequence[Mapping[str, Any]], cost: str, label: str, y: Axis) 
     series = []
     for index, scheme in enumerate(schemes):
         own = [i for i, p in enumerate(ordered) if p["scheme"] == scheme]
-        errors = [ordered[i]["standard_error"] or 0.0 for i in own]
+        errors = [_error(ordered[i]) for i in own]
         nats = [ordered[i]["nats"] for i in own]
         series.append(
             Series(
@@ -48,6 +49,11 @@ def _panel(points: Sequence[Mapping[str, Any]], cost: str, label: str, y: Axis) 
             )
         )
     return Plot("", x, y, tuple(series), height=25.0)
+
+
+def _error(point: Mapping[str, Any]) -> float:
+    """One window has no standard error."""
+    return finite(point["standard_error"]) or 0.0
 
 
 def _setting(point: Mapping[str, Any]) -> str:

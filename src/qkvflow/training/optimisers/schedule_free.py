@@ -5,6 +5,7 @@ Its own averaging takes the place of beta1; the mean it keeps is what is evaluat
 
 import optax
 
+from qkvflow.errors import UserError
 from qkvflow.runs.sections import OptimConfig
 from qkvflow.training.optimisers.base import matrices
 from qkvflow.zoo.registry import OPTIMISERS
@@ -14,6 +15,8 @@ from qkvflow.zoo.registry import OPTIMISERS
 def make_schedule_free(
     optim: OptimConfig, schedule: optax.Schedule
 ) -> optax.GradientTransformation:
+    if not optim.beta1:
+        raise UserError("schedule-free divides by optim.beta1; give one above 0, such as 0.9")
     base = optax.adamw(
         schedule,
         b1=0.0,
