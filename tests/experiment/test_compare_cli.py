@@ -81,6 +81,7 @@ def test_a_field_of_ones_own(text: Path, tmp_path: Path):
         (("--plugin", "no.py", "--steps", "5"), "no plugin no.py"),
         (("--steps", "5", "--match", "parms"), "did you mean params"),
         (("--steps", "5", "--workers", "0"), "--workers must be at least 1"),
+        (("--steps", "5", "--ray-address", "x"), "are for --executor ray"),
         (("--steps", "5", "--executor", "rya"), "did you mean ray"),
         (("--steps", "5", "--model.name", "tong"), "--models"),
         (("--steps", "5", "--train.seed", "1"), "--seeds"),

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qkvflow.errors import OutOfMemory
+from qkvflow.errors import OutOfMemory, UserError
 from qkvflow.experiment.display import Display
 from qkvflow.experiment.executors.base import AbstractExecutor, Board, ExecutorOptions, Stopped
 from qkvflow.experiment.units import Queue, Unit
@@ -76,6 +76,11 @@ class Worker:
 @EXECUTORS.register("local")
 class Local(AbstractExecutor):
     def __init__(self, options: ExecutorOptions) -> None:
+        if options != ExecutorOptions(options.workers):
+            raise UserError(
+                "--ray-address, --cpus-per-run and --gpus-per-run are for --executor ray; give it "
+                "too, or leave them out"
+            )
         self._options = options
 
     def run(self, queue: Queue, *, logs: Path, display: Display, caught: list[int]) -> None:
