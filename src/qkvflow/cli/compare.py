@@ -21,10 +21,10 @@ _SHORT = {
     "--lr": ("optim.lr", "X", "peak learning rate, shared by all models"),
 }
 _EPILOG = """\
-A model is NAME, NAME:key=value,... or LABEL=NAME:key=value,... with any field of its configuration
-(below, without 'model.'), or with params_of=LABEL or flops_of=LABEL for the width that gives it
-another model's block parameters or FLOPs per token; optim.KEY=VALUE gives it an optimiser of its
-own. NAME may be the best.yaml of a search.
+A model is NAME, NAME:key=value,... or LABEL=NAME:key=value,... with any option of its configuration
+(as --help-all has them, without 'model.'), or with params_of=LABEL or flops_of=LABEL for the width
+that gives it another model's block parameters or FLOPs per token; optim.KEY=VALUE gives it an
+optimiser of its own. NAME may be the best.yaml of a search.
 
 Stopped or killed, the same command goes on where it was; finished runs are not repeated.
 """

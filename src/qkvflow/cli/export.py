@@ -8,7 +8,7 @@ from qkvflow.cli.evaluation import add_checkpoint_option, checkpoint_step
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dir", metavar="DIR", help="the run directory")
+    parser.add_argument("dir", metavar="DIR", help="a run directory, an export or an import")
     parser.add_argument("--to", required=True, metavar="OUT", help="the directory to make")
     parser.add_argument(
         "--format",

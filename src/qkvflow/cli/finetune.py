@@ -6,7 +6,7 @@ from typing import Any
 
 from qkvflow.cli.evaluation import add_checkpoint_option, checkpoint_step
 from qkvflow.cli.joining import add_parallel_options, joined
-from qkvflow.cli.options import SHORT, add_config_options
+from qkvflow.cli.options import KEPT, add_config_options
 from qkvflow.cli.train import add_output_options, overrides_of, run_and_tell
 from qkvflow.errors import UserError
 
@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_checkpoint_option(parser)
     own = ("train.", "optim.", "track.")
-    short = {option: value for option, value in SHORT.items() if value[0].startswith(own)}
+    short = {option: value for option, value in KEPT.items() if value[0].startswith(own)}
     text = "learn the predictions of this model (see --distill.weight, --distill.temperature)"
     add_config_options(parser, {**short, "--teacher": ("distill.teacher", "DIR", text)})
     add_parallel_options(parser)

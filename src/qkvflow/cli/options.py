@@ -5,6 +5,7 @@ They are made from the dataclasses, which import no JAX, so that `--help` answer
 
 import argparse
 import dataclasses
+import re
 from typing import Any
 
 from qkvflow.cli.parser import HelpAll
@@ -32,6 +33,11 @@ SHORT = {
     "--target-loss": ("train.target_loss", "X", "stop at this validation loss"),
 }
 """Short names for the options everybody uses."""
+KEPT = {
+    name: (key, metavar, re.sub(r" \(default[^)]*\)", "", text))
+    for name, (key, metavar, text) in SHORT.items()
+}
+"""The same for verbs in which they are as the run has them."""
 
 ALIASES = {
     "--learning-rate": "--lr",

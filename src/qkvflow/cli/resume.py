@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from qkvflow.cli.joining import add_parallel_options, joined
-from qkvflow.cli.options import add_config_options
+from qkvflow.cli.options import KEPT, add_config_options
 from qkvflow.cli.train import add_output_options, overrides_of, run_and_tell
 from qkvflow.errors import UserError
 
@@ -14,9 +14,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extend",
         action="store_true",
-        help="allow more --steps although the learning rate's schedule depends on their number",
+        help="allow other --steps although the learning rate's schedule depends on their number",
     )
-    add_config_options(parser)
+    add_config_options(parser, KEPT)
     add_parallel_options(parser)
     add_output_options(parser)
 

@@ -1,8 +1,9 @@
 """The configuration of a run: one document, the same names in Python, YAML and options.
 
-A run is given by sections (`model`, `data`, `train`, `optim`, `checkpoint`, `track`), each a small
-dataclass whose fields are documented where they stand. `--optim.lr 1e-3` on the command line is
-`optim: {lr: 1e-3}` in YAML and `{"optim": {"lr": 1e-3}}` in Python. See `load_config`.
+A run is given by sections (`model`, `data`, `train`, `optim`, `checkpoint`, `distill`, `track`),
+each a small dataclass whose fields are documented where they stand. `--optim.lr 1e-3` on the
+command line is `optim: {lr: 1e-3}` in YAML and `{"optim": {"lr": 1e-3}}` in Python. See
+`load_config`.
 """
 
 import dataclasses

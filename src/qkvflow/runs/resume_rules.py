@@ -17,6 +17,8 @@ FREE = {
         "max_skipped",
         "samples",
         "eval_depths",
+        "eval_levels",
+        "eval_test",
     },
     "checkpoint": {"every", "keep", "best", "finished"},
     "track": {"name", "project", "label", "group"},

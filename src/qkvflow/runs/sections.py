@@ -20,7 +20,8 @@ PRETRAINED = "pretrained"
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     spec: str = option(
-        "stdlib", "The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:markov, source:recall."
+        "stdlib",
+        "The corpus: stdlib, file:PATH, hf:NAME[:CONFIG], source:p-hop, ... (docs/data.md).",
     )
     dir: str | None = option(None, "A local copy of a Hugging Face dataset.")
     tokenizer: str = option(
