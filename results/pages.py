@@ -225,7 +225,8 @@ def _of_report(write: Callable[..., str]) -> Callable[[Pages, str, list[str]], s
 
 def _verdicts(report: Report, *pairs: str) -> str:
     if own := [pair for q in report.questions if q.name == POST_HOC for pair in q.pairs]:
-        return "\n".join(f"- {pair['verdict']['sentence']}" for pair in own)
+        said = "\n".join(f"- {pair['verdict']['sentence']}" for pair in own)
+        return f"{said}\n\nCorrected over these pairs alone, which the plan does not name."
     split = [pair.partition(":") for pair in pairs]
     return markdown.verdicts(report, [(a, b) for a, _, b in split])
 

@@ -14,7 +14,7 @@ from tiny_models import SCHEME_CASES, config_of, make, tiny
 from qkvflow.cli import main
 from qkvflow.errors import UserError
 from qkvflow.evaluation import evaluate
-from qkvflow.evaluation.sweep import Setting, settings_of
+from qkvflow.evaluation.sweep import Setting, _is_trained, settings_of
 from qkvflow.report.figures.sweep import quality_against_compute
 from qkvflow.report.sweep import to_table
 from qkvflow.runs.corpus import load_split
@@ -106,12 +106,15 @@ def test_files_and_table(trained: Path, points: list[dict], capsys: pytest.Captu
     assert "(64 tokens, context 16), horizon 3" in said
 
 
-def test_a_model_of_a_solver_is_measured_as_trained():
-    config = config_of("shared", **SCHEME_CASES["fixed-point"])
+@pytest.mark.parametrize("scheme", ["fixed-point", "adaptive"])
+def test_a_model_of_a_solver_is_measured_as_trained(scheme: str):
+    config = config_of("shared", **{**SCHEME_CASES[scheme], "tolerance": 0.02})
     options: dict[str, Any] = {"composition": config.composition, "num_steps": (2,)}
+    options["own_tolerance"] = 0.02
     model = make(config)
     found = settings_of(model, config.scheme, schemes=("euler",), **options)
-    assert found[0] == Setting("fixed-point", None, config.tolerance)
+    assert found[0] == Setting(scheme, None, 0.02)
+    assert _is_trained(model, found[0], config.composition)
     assert settings_of(model, config.scheme, schemes=(), **options)[0] == found[0]
     with pytest.raises(UserError, match="no steps of its own to inject before"):
         settings_of(

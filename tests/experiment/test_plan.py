@@ -200,6 +200,12 @@ def test_differences_are_named(tmp_path: Path, changes: dict[str, Any], words: s
     assert re.search(words, found)
 
 
+def test_plans_of_earlier_versions_are_the_same_plans():
+    before = {"train": {"eval_depths": 2}, "resolved": {"models": {"a": {"flops_per_token": 7}}}}
+    after = {"train": {"eval_depths": "2"}, "resolved": {"models": {"a": {"flops_per_token": 8}}}}
+    assert difference(before, after) is None
+
+
 def test_a_label_may_be_the_name_of_a_section(tmp_path: Path):
     before, after = (
         small_plan(tmp_path, models=[f"checkpoint=standard:optim.lr={lr}"]).to_dict()

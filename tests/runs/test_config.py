@@ -36,6 +36,8 @@ def test_later_layers_win_and_yaml_numbers_are_numbers(tmp_path: Path):
     words = [("track.label", "007"), ("data.dir", "1_000"), ("track.group", "none")]
     config = load_config(None, parse_overrides(words))
     assert (config.track.label, config.data.dir, config.track.group) == ("007", "1_000", None)
+    nothing = parse_overrides([("data.dir", ""), ("train.eval_depths", "null")])
+    assert (load_config(None, nothing).data.dir, nothing["train"]["eval_depths"]) == (None, None)
 
 
 @pytest.mark.parametrize(

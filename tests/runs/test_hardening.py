@@ -141,6 +141,7 @@ def test_a_tracker_that_cannot_begin_leaves_nothing(
     tiny: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def no_login(directory: Path, config: RunConfig) -> None:
+        (directory / "wandb").mkdir()
         raise RuntimeError("api_key not configured (no-tty).\ncall wandb.login()")
 
     monkeypatch.setitem(TRACKERS._members, "tensorboard", no_login)

@@ -10,14 +10,6 @@ from qkvflow.errors import UserError
 
 _WHOLE = ("rank", "num_basis", "layers_per_loop", "prelude", "coda")
 _WORDS = ("basis", "gate", "time_features")
-_TAKES = {
-    "low-rank": ("rank",),
-    "basis": ("num_basis", "basis"),
-    "gated": ("gate", "time_features"),
-    "cycle": ("layers_per_loop",),
-    "looped": ("layers_per_loop", "prelude", "coda"),
-}
-"""What is of one field alone."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qkvflow.compilation import use_compilation_cache
-    from qkvflow.convert import Conversion, convert
+    from qkvflow.convert import TAKES, Conversion, convert
     from qkvflow.files import to_json, write_whole
     from qkvflow.report.conversion import JSON, build_conversion, sizes_table
     from qkvflow.runs.export import check_new, write_export
@@ -67,8 +59,8 @@ def run(args: argparse.Namespace) -> int:
     options = {n: getattr(args, n) for n in (*_WHOLE, *_WORDS) if getattr(args, n) is not None}
     conversion = Conversion(args.field, args.base, options)
     for name in options:
-        if name not in _TAKES.get(args.field, ()):
-            others = " and ".join(field for field, taken in _TAKES.items() if name in taken)
+        if name not in TAKES.get(args.field, ()):
+            others = " and ".join(field for field, taken in TAKES.items() if name in taken)
             raise UserError(
                 f"--{name.replace('_', '-')} is for {others}, not for {args.field}; leave it out"
             )

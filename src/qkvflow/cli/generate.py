@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _settle(args: argparse.Namespace) -> None:
     """Refuse what would be of no effect, and fill in the defaults."""
     for one, other in (("prompt", "prompts"), ("greedy", "temperature")):
-        if getattr(args, one) not in (None, False) and getattr(args, other) is not None:
+        if getattr(args, one) not in (None, False) and getattr(args, other) not in (None, 0.0):
             raise UserError(f"--{one} and --{other} exclude each other; leave one out")
     for one, needed in (("draft_length", "draft_steps"), ("batch_size", "prompts")):
         if getattr(args, one) is not None and getattr(args, needed) is None:

@@ -57,9 +57,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--max-tokens must not be negative, not {args.max_tokens}")
     num_steps = _listed("--num-steps", args.num_steps, int, "3,6,12")
     tolerances = _listed("--adaptive", args.adaptive or "", float, "1e-2,1e-3")
-    if args.out is not None:
-        with writing(Path(args.out), resumable=False):
-            Path(args.out).mkdir(parents=True, exist_ok=True)
     use_compilation_cache()
     trained = load(args.dir, step=checkpoint_step(args.checkpoint))
     config = trained.config.model.config
@@ -70,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
         num_steps=num_steps,
         schemes=[name.strip() for name in args.schemes.split(",") if name.strip()],
         tolerances=tolerances,
+        own_tolerance=config.tolerance,
     )
+    if args.out is not None:
+        with writing(Path(args.out), resumable=False):
+            Path(args.out).mkdir(parents=True, exist_ok=True)
     split, _ = load_split(trained, args.split, spec=args.data, data_dir=args.data_dir)
     points = []
     for point in sweep_depth(

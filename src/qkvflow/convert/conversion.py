@@ -27,6 +27,14 @@ SIZES = {
     "looped": "layers_per_loop",
 }
 """Fields that come in sizes, and the option that says which."""
+TAKES = {
+    "low-rank": ("rank",),
+    "basis": ("num_basis", "basis"),
+    "gated": ("gate", "time_features"),
+    "cycle": ("layers_per_loop",),
+    "looped": ("layers_per_loop", "prelude", "coda"),
+}
+"""Fields with options of their own."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -156,9 +156,7 @@ class HarnessModel(TemplateLM):
 
     def _continue(self, prompts: list[str], options: dict[str, Any]) -> list[str]:
         """Text after each prompt, up to its end or to the first of the stop strings."""
-        until = _listed(options.get("until"))
-        if (end := self._tokenizer.separator) is not None:
-            until = [*until, self._tokenizer.decode([end])]
+        until, end = _listed(options.get("until")), self._tokenizer.separator
         most = int(options.get("max_gen_toks", options.get("max_tokens", NEW_TOKENS)))
         sampled = bool(options.get("do_sample", float(options.get("temperature", 0.0)) > 0.0))
         sampler = make_sampler(
@@ -178,13 +176,16 @@ class HarnessModel(TemplateLM):
             for parts in run_group(model, texts, group, request):
                 for index, part in zip(group, parts.tokens, strict=True):
                     new[index] += part
-                said = (self._tokenizer.decode(new[index]) for index in group)
-                if until and all(any(stop in text for stop in until) for text in said):
+                if all(end in new[index] or self._stops(new[index], until) for index in group):
                     return
                 yield
 
         side_by_side(map(complete, groups(texts, self._batch_size, at_once)), at_once)
-        return [_cut(self._tokenizer.decode(each), until) for each in new]
+        whole = [each[: each.index(end)] if end in each else each for each in new]
+        return [_cut(self._tokenizer.decode(each), until) for each in whole]
+
+    def _stops(self, tokens: list[int], until: list[str]) -> bool:
+        return any(stop in self._tokenizer.decode(tokens) for stop in until)
 
 
 @eqx.filter_jit

@@ -76,8 +76,10 @@ def settings_of(
     num_steps: Sequence[int],
     schemes: Sequence[str],
     tolerances: Sequence[float] = (),
+    own_tolerance: float = 1e-3,
 ) -> list[Setting]:
-    """Every scheme at every number of steps, every tolerance, and the model as it was trained."""
+    """Every scheme at every number of steps, every tolerance, and the model as it was trained,
+    with `own_tolerance` if that is by a solver."""
     if not all(isinstance(make_scheme(scheme), AbstractStepScheme) for scheme in schemes):
         raise UserError("--schemes are fixed schemes; give tolerances with --adaptive 1e-2,1e-3")
     found = [Setting(scheme, steps) for scheme in schemes for steps in num_steps]
@@ -85,8 +87,8 @@ def settings_of(
     # A solver of the model's own has tolerances too.
     found += [Setting(own_scheme if own else "adaptive", None, each) for each in tolerances]
     if not any(_is_trained(model, x, composition) for x in found):
-        steps, tolerance = model.num_steps, getattr(model.scheme, "tolerance", None)
-        found.insert(0, Setting(own_scheme, None, tolerance) if own else Setting(own_scheme, steps))
+        solved = Setting(own_scheme, None, own_tolerance)
+        found.insert(0, solved if own else Setting(own_scheme, model.num_steps))
     for each in found:
         check_injected(
             each.scheme, _scheme(each, composition), not isinstance(model.injection, NoInjection)

@@ -4,7 +4,7 @@
 
 for the token at position i in step k; then the block. That is the Universal Transformer with a
 fixed number of steps (its adaptive halting is left out). k = N t, with N the configured number
-of layers: 1 .. N on the grid it is trained on, and something between them on others.
+of layers: 1 .. N on a grid of N steps, and something between them on others.
 
 The block does not know t: its first branch adds a vector that it is given, as weights are.
 """

@@ -72,20 +72,21 @@ def finetune(
             write_whole(out / REQUEST, to_json(request, 1) + "\n")
 
     hosts.on_rank0(begin)
-    if own is not None and control is not None and (teacher := config.distill.teacher) is not None:
-        reporter = reporter or SilentReporter()
-        reporter.note(f"first the control: {teacher} trained on, in {control}")
-        finetune(
-            teacher,
-            control,
-            adaptation=Adaptation(),
-            data=data,
-            data_dir=data_dir,
-            overrides=own,
-            reporter=reporter,
-            mesh=mesh,
-        )
+    teacher = config.distill.teacher
     try:
+        if own is not None and control is not None and teacher is not None:
+            reporter = reporter or SilentReporter()
+            reporter.note(f"first the control: {teacher} trained on, in {control}")
+            finetune(
+                teacher,
+                control,
+                adaptation=Adaptation(),
+                data=data,
+                data_dir=data_dir,
+                overrides=own,
+                reporter=reporter,
+                mesh=mesh,
+            )
         return train(config, out, reporter=reporter, mesh=mesh, start=start)
     except UserError:
         if hosts.is_rank0() and out.exists() and not (out / rundir.CONFIG).exists():

@@ -210,7 +210,7 @@ def grid(content: Mapping[str, Any]) -> str:
         ]
         for (label, width), own in cells.items()
     ]
-    return table(["test loss at", *(f"{n} steps" for n in steps)], body)
+    return table(["loss at", *(f"{n} steps" for n in steps)], body)
 
 
 def needs(content: Mapping[str, Any]) -> str:

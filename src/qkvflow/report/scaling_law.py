@@ -161,7 +161,7 @@ def laws_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]], 
     ranges = [f"{name} {low:g} to {high:g}" for name, (low, high) in BOUNDS.items()]
     note = (
         "95 % intervals by bootstrap over cells and seeds; – where the runs show nothing of it. "
-        "Misfit: root mean square of measured over fitted loss, less one. Exponents are sought in "
+        "Misfit: root mean square of log(measured / fitted). Exponents are sought in "
         f"{', '.join(ranges)}: an end of these is no estimate."
     )
     return ["Model", *_SYMBOLS, "Misfit", "Runs"], rows, note

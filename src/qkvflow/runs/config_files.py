@@ -77,12 +77,17 @@ def parse_overrides(options: Iterable[tuple[str, str]]) -> dict[str, dict[str, A
         section, dot, name = key.partition(".")
         if not dot:
             raise UserError(f"'{key}' names no section; write e.g. optim.lr")
-        nested.setdefault(section, {})[name] = text if _is_text(section, name) else _scalar(text)
+        value = _scalar(text)
+        # A name or a path may look like a number; null is null.
+        keeps = value is not None and _is_text(section, name)
+        nested.setdefault(section, {})[name] = text if keeps else value
     return nested
 
 
 def _is_text(section: str, name: str) -> bool:
     """Whether an option is a name or a path, of which 007 is one."""
+    if (section, name) in (("model", "name"), ("model", "size")):
+        return True
     kind = ModelConfig if section == "model" else SECTIONS.get(section)
     known = {} if kind is None else {each.name: each.type for each in dataclasses.fields(kind)}
     return name in known and (get_args(known[name]) or (known[name],))[0] is str

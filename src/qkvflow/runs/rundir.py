@@ -25,8 +25,8 @@ from qkvflow.runs.config_files import read_yaml
 CONFIG, METRICS, RECORD, SAMPLES = "config.yaml", "metrics.jsonl", "record.json", "samples.txt"
 TOKENIZER, CHECKPOINTS, FIGURE = "tokenizer.json", "checkpoints", "loss.png"
 _LOCK, _STOP = ".lock", ".stop"
-_OWN = (CONFIG, METRICS, RECORD, SAMPLES, TOKENIZER, FIGURE, _LOCK, _STOP)
-_OWN += (".tracker.json", ".finetune.json")
+_HIDDEN = (_LOCK, _STOP, ".tracker.json", ".finetune.json")
+"""What a run may leave whose names begin with a dot."""
 _TAIL_BYTES = 4096
 _ROOM = re.compile("No space|quota|File too large|are free")
 
@@ -74,12 +74,14 @@ def remove_unbegun(directory: Path) -> None:
     begun = metrics.exists() and metrics.stat().st_size > 0
     if begun or any(path.name.isdecimal() for path in checkpoints.glob("*")):
         return
-    # The directory may have been there before, with files of others that begin with a dot.
-    for name in _OWN:
-        (directory / name).unlink(missing_ok=True)
-    for folder in (checkpoints, directory / "tensorboard"):
-        shutil.rmtree(folder, ignore_errors=True)
+    # The directory may have been there before, with files of others that begin with a dot (see
+    # `create`); the rest is this run's.
     with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if path.is_dir() and not path.name.startswith("."):
+                shutil.rmtree(path, ignore_errors=True)
+            elif not path.name.startswith(".") or path.name in _HIDDEN:
+                path.unlink()
         directory.rmdir()
 
 

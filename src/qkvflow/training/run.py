@@ -26,6 +26,7 @@ from qkvflow.runs.figure import draw_losses
 from qkvflow.runs.load import Trained, tokenizer_problem
 from qkvflow.runs.record import now
 from qkvflow.runs.resume_rules import check_config, check_data, check_mesh
+from qkvflow.schemes import AbstractSolver, check_injected, make_scheme
 from qkvflow.training.ending import fail, finish
 from qkvflow.training.loop import Diverged, Loop, Progress
 from qkvflow.training.program import Program, make_program
@@ -57,9 +58,6 @@ def train(
     directory = Path(out)
     # Impossible shapes are refused before any work.
     check_size(abstract(config.model.config, vocab_size=2))
-    for depth in parse_depths(config.train.eval_depths):
-        if depth in SCHEMES:
-            abstract(dataclasses.replace(config.model.config, scheme=depth), vocab_size=2)
     layout = make_layout(mesh)
     check_batch(layout.shape, config.train.batch_size, config.train.grad_accum)
 
@@ -188,6 +186,12 @@ def _make_program(
 ) -> Program:
     """The program, on a layout that suits it."""
     train, shape = config.train, config.model.config
+    for depth in parse_depths(train.eval_depths):
+        if depth in SCHEMES:
+            scheme = make_scheme(depth, composition=shape.composition, tolerance=shape.tolerance)
+            check_injected(depth, scheme, shape.injection != "none")
+            if shape.value_residual and isinstance(scheme, AbstractSolver):
+                raise UserError(f"value_residual needs steps; leave {depth} out of eval_depths")
     hosts.require_same("the mesh", str(layout.shape))
     taught = check_teacher(teacher, config, encoded.tokenizer)
     program = make_program(config, encoded.tokenizer.vocab_size, layout, taught)

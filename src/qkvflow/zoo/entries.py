@@ -183,8 +183,6 @@ def entry(name: str, size: str = "small") -> dict[str, Any]:
     if size not in SIZES:
         raise unknown("size", size, SIZES)
     if name in PUBLISHED:
-        if size != "small":
-            raise UserError(f"{name} has the size it was published with; leave --size {size} out")
         return dict(PUBLISHED[name][0])
     if name not in MODELS:
         _load_installed()

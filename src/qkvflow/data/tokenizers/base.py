@@ -88,12 +88,13 @@ class Tokenizer(abc.ABC):
         return list(prompt[size:] if tuple(prompt[:size]) == self.prefix else prompt)
 
     def stream_after(self, prompt: Sequence[int]) -> TextStream:
-        """A decoder for tokens that come after these: some begin with a space only there, and a
-        character may have begun before."""
-        stream = self.stream()
+        """A decoder for tokens that come after these: some begin with a space only there."""
+        stream, probe = self.stream(), self.stream()
         for token in self.without_prefix(prompt)[-_TAIL:]:
             stream.push(token)
-        return stream
+            probe.push(token)
+        # What is held of a prompt has been shown with it.
+        return self.stream() if probe.finish() else stream
 
     def decode_after(self, prompt: Sequence[int], ids: Iterable[SupportsInt]) -> str:
         """The text that these ids add to a prompt's."""

@@ -28,8 +28,11 @@ from qkvflow.zoo.registry import COMPLETIONS
 def complete(directory: Path, reporter: Reporter) -> None:
     """Write what belongs to a fine-tuned run that has ended."""
     selected = (rundir.read_record(directory) or {}).get("losses", {}).get("selected_step")
-    if (directory / FINDINGS).exists() and read_findings(directory).get("step") == selected:
-        return
+    if (directory / FINDINGS).exists():
+        # Those of earlier versions do not say which step they are of.
+        if read_findings(directory).get("step", selected) == selected:
+            return
+        hosts.on_rank0((directory / FINDINGS).unlink)
     request = json.loads((directory / REQUEST).read_text("utf-8"))
     tuned = load(directory)
     try:
