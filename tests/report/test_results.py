@@ -123,8 +123,8 @@ def test_pairs_chosen_afterwards_are_corrected_for_each_other(copy: Path):
         for label in ("tong", "hybrid", "standard")
     }
     found = [
-        scipy.stats.ttest_rel(*(losses[label] for label in pair.split(":"))).pvalue
-        for pair in pairs
+        scipy.stats.ttest_rel(losses[a], losses[b]).pvalue
+        for a, b in (pair.split(":") for pair in pairs)
     ]
     smaller, larger = 2 * min(found), max(2 * min(found), max(found))
     lines = [line for line in page.read_text().splitlines() if line.startswith("- ")]
