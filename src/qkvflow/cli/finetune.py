@@ -68,10 +68,13 @@ def _finetune(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} must be positive, not {value}")
-    for option, needed in (("rank", "lora"), ("adapter", "lora"), ("layers", "num_steps")):
-        there = args.method == "lora" if needed == "lora" else args.num_steps is not None
+    lora, depth = args.method == "lora", args.num_steps is not None
+    for option, there, what in (
+        ("rank", lora, "--method lora"),
+        ("adapter", lora, "--method lora"),
+        ("layers", depth, "another --num-steps"),
+    ):
         if getattr(args, option) is not None and not there:
-            what = "--method lora" if needed == "lora" else "another --num-steps"
             raise UserError(f"--{option} is for {what}; give both, or leave it out")
     names = ("method", "num_steps", "scheme", "adapter", "rank", "layers")
     given = {name: getattr(args, name) for name in names}

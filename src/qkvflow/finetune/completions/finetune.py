@@ -28,11 +28,11 @@ from qkvflow.zoo.registry import COMPLETIONS
 def complete(directory: Path, reporter: Reporter) -> None:
     """Write what belongs to a fine-tuned run that has ended."""
     selected = (rundir.read_record(directory) or {}).get("losses", {}).get("selected_step")
-    if (directory / FINDINGS).exists():
-        # Those of earlier versions do not say which step they are of.
-        if read_findings(directory).get("step", selected) == selected:
-            return
-        hosts.on_rank0((directory / FINDINGS).unlink)
+    # Those of earlier versions do not say which step they are of.
+    if (directory / FINDINGS).exists() and (
+        read_findings(directory).get("step", selected) == selected
+    ):
+        return
     request = json.loads((directory / REQUEST).read_text("utf-8"))
     tuned = load(directory)
     try:
@@ -50,6 +50,7 @@ def _write(
     note: Callable[[str], None],
 ) -> None:
     adaptation, base_hash = Adaptation(**request["adaptation"]), tuned.config.train.start
+    (directory / FINDINGS).unlink(missing_ok=True)  # Of an earlier step.
     if adaptation.method == "lora" and base_hash is not None:
         with rundir.writing(directory):
             save_adapter(tuned.model, adaptation, base_hash, directory / FILE)
