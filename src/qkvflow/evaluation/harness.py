@@ -185,7 +185,8 @@ class HarnessModel(TemplateLM):
         return [_cut(self._tokenizer.decode(each), until) for each in whole]
 
     def _stops(self, tokens: list[int], until: list[str]) -> bool:
-        return any(stop in self._tokenizer.decode(tokens) for stop in until)
+        text = self._tokenizer.decode(tokens)
+        return any(stop in text for stop in until)
 
 
 @eqx.filter_jit
