@@ -5,7 +5,7 @@
 RUNDIR is the directory of a comparison, a scaling law, a search, or the study of conversion, whose
 runs `seed-S/A/B` become `runs/A-B/seed-S` with that label. Records stay as they were, but for the
 hash of `metrics.jsonl`, of which validation is kept line by line and training as at most 30 means.
-A study that went on from what was collected of it keeps the hashes of its first records.
+In a study that went on from what was collected of it, the runs collected before stay as they are.
 The runs of a scaling law keep no curves. A study that was collected before is replaced.
 """
 
@@ -78,14 +78,14 @@ def _copy_run(source: Path, label: str | None, out: Path, *, curves: bool) -> No
     record = read_record(source / RECORD)
     if changed := altered_files(record):
         raise UserError(changed[0])
+    if "collected" in record.content:
+        shutil.copytree(source, out)
+        return
     out.mkdir(parents=True)
     if curves and (source / METRICS).exists():
         (out / METRICS).write_text(_thinned(source), "utf-8")
     content = {**record.content, "label": label or record.label}
-    content |= {
-        "files": describe_growing(out),
-        "collected": content.get("collected", content.get(SEAL)),
-    }
+    content |= {"files": describe_growing(out), "collected": content.get(SEAL)}
     _write(out / RECORD, sealed(content))
 
 
