@@ -98,10 +98,19 @@ def test_zoomed_axes_still_have_ticks():
         assert 2 <= len(ticks(made, low, high, 6)) <= 7
 
 
+@pytest.mark.parametrize("seen", [(1.507e12, 1.511e12), (4.231e6, 4.231e6), (9.9995, 10.0005)])
+def test_ticks_of_values_that_nearly_agree_differ(seen: tuple[float, float]):
+    made = axis("training FLOPs", seen, log=True, pad=0.2)
+    for most in (3, 6, 12):
+        names = [name for _, name in ticks(made, made.views[0].low, made.views[0].high, most)]
+        assert len(set(names)) == len(names) >= 2
+
+
 def test_ranges_hold_all_values_and_never_vanish():
     assert fit([1.0, None, float("nan"), 3.0], pad=0.1) == pytest.approx((0.8, 3.2))
     assert fit([1.0, 100.0], log=True, pad=0.5) == pytest.approx((0.1, 1000.0))
     assert fit([2.0, 4.0], zero=True, pad=0.25) == (0.0, 5.0)
+    assert fit([1.0, 1.001], log=True, pad=0.0) == pytest.approx((0.98107, 1.02031), abs=1e-4)
     for seen in ([], [0.0], [5.0, 5.0], [1e12, 1e12]):
         low, high = fit(seen)
         assert low < high

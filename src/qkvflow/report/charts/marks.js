@@ -55,8 +55,9 @@ function fitted(axis, values) {
   const turn = axis.log ? Math.log : Number;
   const ends = [turn(Math.min(...seen)), turn(Math.max(...seen))];
   if (axis.zero) return [0, (ends[1] || 1) * (1 + axis.pad)];
-  const room = axis.pad * (ends[1] - ends[0] || (axis.log ? 1 : 0.02 * Math.abs(ends[1]) || 1)) || 1e-9;
-  return [ends[0] - room, ends[1] + room].map(axis.log ? Math.exp : Number);
+  const missing = axis.log ? Math.max(0, Math.log(1.04) - (ends[1] - ends[0])) / 2 : 0; // As in scales.py.
+  const room = axis.pad * (ends[1] - ends[0] + 2 * missing || 0.02 * Math.abs(ends[1]) || 1) || 1e-9;
+  return [ends[0] - missing - room, ends[1] + missing + room].map(axis.log ? Math.exp : Number);
 }
 
 function scale(axis, [low, high], [from, to]) {

@@ -19,6 +19,9 @@ _FACTORS = (
     (1,),
 )
 
+_LEAST_LOG = math.log(1.04)
+"""The least range of a logarithmic axis, without its room; as in marks.js."""
+
 
 def axis(
     label: str,
@@ -57,7 +60,11 @@ def fit(
     ends = [math.log(v) for v in (min(known), max(known))] if log else [min(known), max(known)]
     if zero:
         return 0.0, (ends[1] or 1.0) * (1 + pad)
-    room = pad * ((ends[1] - ends[0]) or (1.0 if log else 0.02 * abs(ends[1]) or 1.0))
+    if log:
+        # A difference of a thousandth is not the whole of an axis, nor in the digits of its ticks.
+        missing = max(0.0, _LEAST_LOG - (ends[1] - ends[0])) / 2
+        ends = [ends[0] - missing, ends[1] + missing]
+    room = pad * ((ends[1] - ends[0]) or 0.02 * abs(ends[1]) or 1.0)
     low, high = ends[0] - room, ends[1] + room
     # Narrower than the digits of its own numbers an axis would have no ticks.
     if high - low < 1e-9 * max(abs(low), abs(high)):
@@ -141,7 +148,8 @@ def _log(low: float, high: float) -> Ticks:
             [i * step for i in range(int(low / step), int(high / step) + 1)] for step in steps
         ]
     inside = [[(v, tick(v)) for v in each if _within(v, low, high)] for each in spread]
-    usable = [each for each in inside if len(each) > 1] or [max(inside, key=len)]
+    differ = [each for each in inside if len({text for _, text in each}) == len(each)]
+    usable = [each for each in differ if len(each) > 1] or [max(differ, key=len)]
     return Ticks(marks=tuple(tuple(each) for each in sorted(usable, key=len, reverse=True)))
 
 
