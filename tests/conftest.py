@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 
@@ -61,6 +62,13 @@ install_import_hook([f"qkvflow.{room}" for room in sorted(ROOMS)], "shapes.check
 
 from qkvflow.paths import cache_dir  # noqa: E402
 from qkvflow.schemes.parts import remat  # noqa: E402
+
+# As many workers as cores have a thread each, which is a tenth less of the processor's time.
+# Processes that tests start are not told.
+if "PYTEST_XDIST_WORKER" in os.environ and not {"PJRT_NPROC", "NPROC"} & os.environ.keys():
+    os.environ["PJRT_NPROC"] = "1"
+    jax.devices()
+    del os.environ["PJRT_NPROC"]
 
 pytest_plugins = ["tiny_runs", "browser"]
 
@@ -113,16 +121,32 @@ def rolled() -> Iterator[None]:
     jax.clear_caches()
 
 
+made_since = 0
+"""Programs that were compiled or loaded since the memory maps were looked at."""
+
+
+def _count_programs(event: str, duration: float, **about: Any) -> None:
+    global made_since
+    made_since += event.endswith("backend_compile_duration")
+
+
+jax.monitoring.register_event_duration_secs_listener(_count_programs)
+
+
 @pytest.fixture(autouse=True)
 def few_programs() -> Iterator[None]:
     """Forget compiled programs before they use up the memory maps a process may have.
 
     Linux allows 65,530 of them by default, every program takes dozens, and XLA crashes without.
+    Reading thousands of them takes a while, so that it is not done after every test.
     """
+    global made_since
     yield
     maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
-        jax.clear_caches()
+    if made_since > 100 and maps.exists():
+        made_since = 0
+        if maps.read_bytes().count(b"\n") > 35_000:
+            jax.clear_caches()
 
 
 @pytest.fixture

@@ -88,8 +88,9 @@ def test_what_a_process_prints_fills_no_pipe(text: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         speed.subprocess, "Popen", lambda words, **rest: popen([words[0], "-c", noisy], **rest)
     )
-    with pytest.raises(RuntimeError, match="exit code 1: out of luck"):
-        speed.Remote(config, 20)
+    found = measure_speed({"standard": config}, vocab_size=20, rounds=1)
+    assert found["models"] == {}
+    assert "exit code 1: out of luck" in found["failed"]["standard"]
 
 
 def test_rounds_are_interleaved_and_failures_listed(text: Path, monkeypatch: pytest.MonkeyPatch):

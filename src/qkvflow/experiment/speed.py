@@ -1,11 +1,11 @@
 """Speed, measured on its own: `speed.json`.
 
 Every model trains alone on the same shapes of batches, with the program and, on a CPU, the one
-thread that runs of a comparison have. Compilation is timed without a cache; then come warm-up
-steps, and then rounds in which every model has its turn, so that whatever else happens on the
-machine meets all of them. On a CPU each model lives in a process of its own, which is what makes
-its resident size its own; elsewhere all share this process, which owns the device, and resident
-sizes are left out.
+thread that runs of a comparison have. Compilation is timed without a cache, with a model on every
+core, as workers compile; then come warm-up steps, and then rounds in which every model has its
+turn alone, so that whatever else happens on the machine meets all of them. On a CPU each model
+lives in a process of its own, which is what makes its resident size its own; elsewhere all share
+this process, which owns the device, and resident sizes are left out.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qkvflow.distributed.memory import program_bytes
+from qkvflow.limits import cpu_limit
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.record import peak_resident_bytes
 from qkvflow.training.dispatch import MAX_STEPS
@@ -84,7 +85,8 @@ class Bench:
 
 
 class Remote:
-    """A `Bench` in a process of its own, which waits while others have their turn."""
+    """A `Bench` in a process of its own, which is made while this one goes on: `describe` waits for
+    it. Afterwards it waits while others have their turn."""
 
     def __init__(self, config: RunConfig, vocab_size: int) -> None:
         environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0"}
@@ -102,23 +104,20 @@ class Remote:
             # A Ctrl-C is for the one that asked; closing the pipe ends this process.
             start_new_session=True,
         )
+        self._described: dict[str, Any] | None = None
         job = {"config": config.to_dict(), "vocab_size": vocab_size, "plugins": plugin_setup()}
-        try:
-            self._described = self._ask(json.dumps(job))
-        except BaseException:
-            self.close()
-            raise
+        self._tell(json.dumps(job))
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _tell(self, line: str) -> None:
+        """That the process has ended is found when it does not answer."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        if not (answer := self._process.stdout.readline()):
             self._errors.seek(0)
             said = [line for line in self._errors.read().splitlines() if line.strip()]
             code = self._process.wait()
@@ -127,13 +126,17 @@ class Remote:
         return json.loads(answer)
 
     def round(self) -> dict[str, Any]:
-        return self._ask("round")
+        self._tell("round")
+        return self._answer()
 
     def describe(self) -> dict[str, Any]:
+        if self._described is None:
+            self._described = self._answer()
         return self._described
 
     def resident(self) -> dict[str, Any]:
-        return self._ask("resident")
+        self._tell("resident")
+        return self._answer()
 
     def close(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout, self._errors):
@@ -172,12 +175,17 @@ def measure_speed(
             return None
 
     try:
-        for label, config in configs.items():
-            make = (
-                partial(Remote, config, vocab_size) if apart else partial(_cold, config, vocab_size)
-            )
-            if (bench := attempt(label, make)) is not None:
-                benches[label], times[label] = bench, []
+        make = Remote if apart else _cold
+        together = cpu_limit() if apart else 1
+        labels = list(configs)
+        for start in range(0, len(labels), together):
+            for label in labels[start : start + together]:
+                bench = attempt(label, partial(make, configs[label], vocab_size))
+                if bench is not None:
+                    benches[label], times[label] = bench, []
+            for label in labels[start : start + together]:
+                if label in benches:
+                    attempt(label, benches[label].describe)
         for number in range(rounds):
             # There and back again: no model is always the one after a certain other.
             for label in list(benches)[:: 1 if number % 2 == 0 else -1]:
