@@ -2,7 +2,8 @@
 
 `<!-- results: NAME KIND OPTIONS -->` begins a block that is written here, `<!-- end -->` ends it;
 in a sentence both stand on one line. NAME is a directory of `results/`, or several joined
-by `+`, whose runs are merged. Figures are those that a page shows as `figures/NAME_FIGURE.png`.
+by `+`, whose runs are merged; `differences` sets several, joined by `,`, side by side. Figures are
+those that a page shows as `figures/NAME_FIGURE.png`.
 """
 
 import json
@@ -179,7 +180,7 @@ class Pages:
         known = set()
         for block in BLOCK.finditer(text):
             known |= set(NUMBER.findall(block["text"]))
-            for directory in self.directories(block["words"].split()[0]):
+            for directory in self.directories(block["words"].split()[0].replace(",", "+")):
                 for name in PLANS:
                     if (directory / name).exists():
                         known |= set(NUMBER.findall((directory / name).read_text("utf-8")))
@@ -231,6 +232,13 @@ def _verdicts(report: Report, *pairs: str) -> str:
     return markdown.verdicts(report, [(a, b) for a, _, b in split])
 
 
+def _differences(pages: Pages, names: str, options: list[str]) -> str:
+    words, how = _settings(options)
+    reports = {name: pages.report(name, **how) for name in names.split(",")}
+    split = [pair.partition(":") for pair in words]
+    return markdown.differences(reports, [(a, b) for a, _, b in split])
+
+
 def _tuning(pages: Pages, names: str, options: list[str]) -> str:
     files = [directory / "tuning.json" for directory in pages.directories(names)]
     return markdown.tuning(list(map(read_sealed, files)))
@@ -245,6 +253,7 @@ def _conversion(pages: Pages, names: str, options: list[str]) -> str:
 KINDS: dict[str, Callable[[Pages, str, list[str]], str]] = {
     "losses": _of_report(markdown.losses),
     "verdicts": _of_report(_verdicts),
+    "differences": _differences,
     "curve": _of_report(lambda report, points="5": markdown.curve(report, int(points))),
     "probes": _of_report(markdown.probes),
     "depths": _of_report(markdown.depths),

@@ -1,5 +1,6 @@
 """Pages say what the records in results/ say, and are caught where they do not."""
 
+import itertools
 import json
 import re
 import shutil
@@ -111,6 +112,42 @@ def test_the_interval_of_a_difference_has_its_direction(copy: Path):
     assert f">{-high:.4f} to {-low:.4f}<" in lines[1]
 
 
+def test_studies_side_by_side(copy: Path):
+    """What a study has not is left out; in bold, what its own correction leaves significant."""
+    shutil.rmtree(copy / "results" / "study" / "runs" / "hybrid")
+    models = {label: MODELS[label] for label in MODELS if label != "standard-narrow"}
+    plan = {**PLAN, "questions": QUESTIONS, "command": "qkvflow compare"}
+    source = experiment(copy / "six", models=models, seeds=6, plan=plan)
+    records = read_records(collect(source, "larger", copy / "results"))
+    losses = {
+        label: np.array([run.content["losses"]["test"]["nats"] for run in records.of(label)])
+        for label in records.labels
+    }
+    asked = [(each["a"], each["b"]) for each in QUESTIONS]
+    every = list(itertools.combinations(losses, 2))
+    shown = [("tong", "standard"), ("standard", "tong"), *asked]
+    page = copy / "docs" / "results.md"
+    words = " ".join(f"{a}:{b}" for a, b in shown)
+    page.write_text(f"# R\n<!-- results: larger,study differences {words} --><!-- end -->\n")
+    Pages(copy).rebuild()
+    assert Pages(copy).check() == []
+    head, _, *lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert head == "| difference | larger | study |"
+    for (a, b), line in zip(shown, lines, strict=True):
+        first, *second = line.split(" | ")[1:]
+        test = scipy.stats.ttest_rel(losses[a], losses[b])
+        low, high = test.confidence_interval()
+        mean = (losses[a] - losses[b]).mean()
+        assert f"{mean:+.4f} ({low:.4f} to {high:.4f})" in first
+        family = asked if (a, b) in asked else every
+        found = sorted(scipy.stats.ttest_rel(losses[c], losses[d]).pvalue for c, d in family)
+        place = int(np.argmin(np.abs(np.array(found) - test.pvalue)))
+        holm = max(p * (len(found) - i) for i, p in enumerate(found[: place + 1]))
+        assert ("**" in first) == (holm < 0.05)
+        assert (second == ["– |"]) == ("hybrid" in (a, b))
+    assert {"**" in line.split(" | ")[1] for line in lines} == {True, False}
+
+
 def test_pairs_chosen_afterwards_are_corrected_for_each_other(copy: Path):
     page = copy / "docs" / "results.md"
     pairs = ("tong:standard", "hybrid:standard")
@@ -205,6 +242,7 @@ def test_blocks_that_cannot_be_made_are_refused(copy: Path):
         ("study loses", "did you mean losses"),
         ("studie losses", "did you mean study"),
         ("study verdicts tong:nobody", "nobody"),
+        ("study differences", "name one"),
         ("study value loss", "study value loss"),
         ("study probes", "no run answers a probe"),
         ("study scaling", "scaling.json"),

@@ -109,6 +109,32 @@ def _pair(report: Report, a: str, b: str) -> Mapping[str, Any]:
         raise UserError(f"there is no pair {a}:{b} in {report.directory.name}") from None
 
 
+def differences(reports: Mapping[str, Report], pairs: Sequence[tuple[str, str]]) -> str:
+    """The first model's loss less the second's, with its interval: a row for each pair, a column
+    for each report. In bold where the verdict is that one is better: for a question of the plan
+    corrected over its questions, else over all pairs."""
+    if not pairs:
+        raise UserError("differences are of pairs A:B; name one")
+    body = [
+        [f"{a} less {b}", *(_difference(report, a, b) for report in reports.values())]
+        for a, b in pairs
+    ]
+    return table(["difference", *reports], body)
+
+
+def _difference(report: Report, a: str, b: str) -> str:
+    if not {a, b} <= {model.label for model in report.models}:
+        return numbers.ABSENT
+    asked = [pair for question in report.questions for pair in question.pairs]
+    pair, sign = report.pair(a, b)
+    verdict = next((each for each in asked if {each["a"], each["b"]} == {a, b}), pair)["verdict"]
+    estimate = pair["difference"]["estimate"]
+    if estimate is None:
+        return numbers.ABSENT
+    cell = f"{sign * estimate:+.4f} ({value(report, 'interval', f'{a}:{b}')})"
+    return f"**{cell}**" if verdict["kind"] in ("better", "worse") else cell
+
+
 def curve(report: Report, points: int = 5) -> str:
     """Validation loss, mean over seeds, at evaluations that all models share."""
     bands = {model.label: model.validation for model in report.models if model.validation}
