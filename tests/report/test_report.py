@@ -50,6 +50,15 @@ def draw_all(paths: ReportPaths) -> None:
             draw(figure).draw_without_rendering()
 
 
+def test_questions_stand_before_their_answers(full: ReportPaths):
+    asked = [pair for question in full.report.questions for pair in question.pairs]
+    assert asked
+    said = printed(full)
+    for pair in asked:
+        assert pair["name"].endswith("?")
+        assert f"• {pair['name']} {pair['a']}" in said or f"• {pair['name']} No evidence" in said
+
+
 def test_every_file_is_written(full: ReportPaths):
     directory = full.html.parent
     names = {path.relative_to(directory).as_posix() for path in directory.rglob("*.*")}

@@ -49,6 +49,13 @@ def _winner(report: Report, a: str, b: str) -> str | None:
     return report.pair(a, b)[0]["verdict"]["better"]
 
 
+def before_answer(question: str | None) -> str:
+    """A question before its answer: one that ends in words needs a colon."""
+    if not question:
+        return ""
+    return f"{question}: " if question[-1].isalnum() else f"{question} "
+
+
 def headlines(report: Report) -> list[str]:
     """One sentence for each group of comparable models."""
     lines = []

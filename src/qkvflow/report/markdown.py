@@ -10,7 +10,7 @@ import numpy as np
 from qkvflow.errors import UserError, unknown
 from qkvflow.report import numbers
 from qkvflow.report.content import Model, Report
-from qkvflow.report.findings import leading_verdicts
+from qkvflow.report.findings import before_answer, leading_verdicts
 from qkvflow.report.probes import probes as probe_tables
 from qkvflow.report.scaling_law import laws_table, needs_table, sentences
 from qkvflow.report.table import rows
@@ -91,15 +91,10 @@ def _ngrams(report: Report, number: int) -> list[str]:
 
 def verdicts(report: Report, pairs: Sequence[tuple[str, str]] = ()) -> str:
     """A sentence for each pair; without any, the plan's questions, or the reference's pairs."""
-    asked = [(_asked(q.name), pair) for q in report.questions for pair in q.pairs]
+    asked = [(before_answer(q.name), pair) for q in report.questions for pair in q.pairs]
     chosen = [("", _pair(report, a, b)) for a, b in pairs] or asked
     chosen = chosen or [("", pair) for pair in leading_verdicts(report)]
     return "\n".join(f"- {name}{pair['verdict']['sentence']}" for name, pair in chosen)
-
-
-def _asked(name: str) -> str:
-    """A question before its answer: one that ends in words needs a colon."""
-    return f"{name}: " if name[-1:].isalnum() else f"{name} "
 
 
 def _pair(report: Report, a: str, b: str) -> Mapping[str, Any]:

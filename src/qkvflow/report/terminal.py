@@ -9,7 +9,7 @@ from qkvflow.report import numbers
 from qkvflow.report.build import ReportPaths
 from qkvflow.report.charts.files import WITHOUT
 from qkvflow.report.content import Report
-from qkvflow.report.findings import cautions, headlines, leading_verdicts
+from qkvflow.report.findings import before_answer, cautions, headlines, leading_verdicts
 from qkvflow.report.probes import probes
 from qkvflow.report.table import Row, rows
 
@@ -39,8 +39,7 @@ def print_summary(paths: ReportPaths, console: Console | None = None) -> None:
     console.print()
     questions = [pair for question in report.questions for pair in question.pairs]
     for pair in questions or leading_verdicts(report):
-        name = f"{pair['name']}: " if pair["name"] else ""
-        console.print(Text(f"• {name}{pair['verdict']['sentence']}"))
+        console.print(Text(f"• {before_answer(pair['name'])}{pair['verdict']['sentence']}"))
     serious = [caution for caution in cautions(report) if caution.serious]
     if serious:
         console.print()
