@@ -1,6 +1,7 @@
 """Speed measured on its own: processes apart, rounds in turn."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def configs(text: Path, *models: str) -> dict[str, Any]:
 
 def test_real_processes(text: Path):
     both = configs(text, "standard", "wide=standard:d_model=128")
-    found = measure_speed(both, vocab_size=20, rounds=3)
+    found = measure_speed(both, vocab_size=20, rounds=3, cores=sorted(os.sched_getaffinity(0)))
     json.dumps(found)
     assert (found["rounds"], found["batch_size"], found["context"]) == (3, 4, 16)
     assert found["failed"] == {}
@@ -40,8 +41,8 @@ class FakeBench:
 
     turns: list[str]
 
-    def __init__(self, config: Any, vocab_size: int) -> None:
-        self.width = config.model.config.d_model
+    def __init__(self, config: Any, vocab_size: int, core: int | None) -> None:
+        self.width, self.core = config.model.config.d_model, core
         if self.width == 8:
             raise RuntimeError("does not\nfit")
 
@@ -101,3 +102,24 @@ def test_rounds_are_interleaved_and_failures_listed(text: Path, monkeypatch: pyt
     assert FakeBench.turns == ["16", "32", "32", "16", "closed", "closed"]
     assert found["failed"] == {"small": "does not fit"}
     assert found["models"]["wide"]["ms_per_step"]["median"] == 32.0
+
+
+def test_models_are_made_on_all_cores_at_a_time(text: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each begins before it waits for any other of its cores, and no more than there are cores."""
+    said: list[tuple[str, int, int | None]] = []
+
+    class Noted(FakeBench):
+        def __init__(self, config: Any, vocab_size: int, core: int | None) -> None:
+            FakeBench.__init__(self, config, vocab_size, core)
+            said.append(("made", self.width, core))
+
+        def describe(self) -> dict[str, Any]:
+            said.append(("waited", self.width, self.core))
+            return FakeBench.describe(self)
+
+    monkeypatch.setattr(speed, "Remote", Noted)
+    names = ("standard", "wide=standard:d_model=32", "wider=standard:d_model=64")
+    FakeBench.turns = []
+    measure_speed(configs(text, *names), vocab_size=20, rounds=1, cores=(5, 7))
+    first = [("made", 16, 5), ("made", 32, 7), ("waited", 16, 5), ("waited", 32, 7)]
+    assert said[:6] == [*first, ("made", 64, 5), ("waited", 64, 5)]

@@ -2,7 +2,7 @@
 
 Every model trains alone on the same shapes of batches, with the program and, on a CPU, the one
 thread that runs of a comparison have. Compilation is timed without a cache, with a model on every
-core, as workers compile; then come warm-up steps, and then rounds in which every model has its
+core that workers have; then come warm-up steps, and then rounds in which every model has its
 turn alone, so that whatever else happens on the machine meets all of them. On a CPU each model
 lives in a process of its own, which is what makes its resident size its own; elsewhere all share
 this process, which owns the device, and resident sizes are left out.
@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from qkvflow.distributed.memory import program_bytes
-from qkvflow.limits import cpu_limit
 from qkvflow.runs.config import RunConfig, make_config
 from qkvflow.runs.record import peak_resident_bytes
 from qkvflow.training.dispatch import MAX_STEPS
@@ -86,9 +85,9 @@ class Bench:
 
 class Remote:
     """A `Bench` in a process of its own, which is made while this one goes on: `describe` waits for
-    it. Afterwards it waits while others have their turn."""
+    it. Afterwards it waits while others have their turn. It may be held to a core."""
 
-    def __init__(self, config: RunConfig, vocab_size: int) -> None:
+    def __init__(self, config: RunConfig, vocab_size: int, core: int | None = None) -> None:
         environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "0"}
         # A file, which no amount of output can fill up as it does a pipe.
         self._errors = tempfile.TemporaryFile(  # noqa: SIM115 - closed with the process
@@ -105,8 +104,8 @@ class Remote:
             start_new_session=True,
         )
         self._described: dict[str, Any] | None = None
-        job = {"config": config.to_dict(), "vocab_size": vocab_size, "plugins": plugin_setup()}
-        self._tell(json.dumps(job))
+        job = {"config": config.to_dict(), "vocab_size": vocab_size, "core": core}
+        self._tell(json.dumps({**job, "plugins": plugin_setup()}))
 
     def _tell(self, line: str) -> None:
         """That the process has ended is found when it does not answer."""
@@ -155,9 +154,10 @@ def measure_speed(
     *,
     vocab_size: int,
     rounds: int,
+    cores: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The content of `speed.json`. A model that cannot be run is listed with its error, and the
-    others go on."""
+    others go on. With `cores`, a model is made on each of them at a time."""
     apart = jax.devices()[0].platform == "cpu"
     benches: dict[str, Bench | Remote] = {}
     failed: dict[str, str] = {}
@@ -176,14 +176,15 @@ def measure_speed(
 
     try:
         make = Remote if apart else _cold
-        together = cpu_limit() if apart else 1
+        places = list(cores) if apart and cores else [None]
         labels = list(configs)
-        for start in range(0, len(labels), together):
-            for label in labels[start : start + together]:
-                bench = attempt(label, partial(make, configs[label], vocab_size))
+        for start in range(0, len(labels), len(places)):
+            together = labels[start : start + len(places)]
+            for label, core in zip(together, places, strict=False):
+                bench = attempt(label, partial(make, configs[label], vocab_size, core))
                 if bench is not None:
                     benches[label], times[label] = bench, []
-            for label in labels[start : start + together]:
+            for label in together:
                 if label in benches:
                     attempt(label, benches[label].describe)
         for number in range(rounds):
@@ -222,7 +223,7 @@ def _any_state(shapes: TrainState) -> TrainState:
     return zeros._replace(params=jax.tree.map(weights, shapes.params))
 
 
-def _cold(config: RunConfig, vocab_size: int) -> Bench:
+def _cold(config: RunConfig, vocab_size: int, core: None) -> Bench:
     """Compiled without the cache: its time is the time of a first compilation."""
     before = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)
@@ -243,6 +244,8 @@ def _summary(times: Sequence[float], tokens: int) -> dict[str, Any]:
 def _serve() -> None:
     """The other side of `Remote`: one JSON line for each line that comes in."""
     job = json.loads(sys.stdin.readline())
+    if job["core"] is not None:
+        os.sched_setaffinity(0, {job["core"]})
     take_setup(job["plugins"])
     bench = Bench(make_config(job["config"]), job["vocab_size"])
     print(json.dumps(bench.describe()), flush=True)

@@ -24,6 +24,8 @@ _KEPT = 8
 """Models whose programs are kept for their next seeds; those of more would only take memory."""
 _models: set[Path] = set()
 """Those of the runs since programs were last forgotten."""
+_cores: list[int] = []
+"""Those that workers of this machine have. A measurement is alone, and has all of them."""
 
 
 def perform(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +77,8 @@ def _measure(job: Mapping[str, Any]) -> None:
     from qkvflow.runs.rundir import writing
 
     configs = {label: make_config(content) for label, content in job["configs"].items()}
-    content = measure_speed(configs, vocab_size=job["vocab_size"], rounds=job["rounds"])
+    how = {"vocab_size": job["vocab_size"], "rounds": job["rounds"], "cores": _cores}
+    content = measure_speed(configs, **how)
     path = Path(job["out"])
     with writing(path.parent):
         write_sealed(path, content)
@@ -95,6 +98,7 @@ def main() -> int:
     setup = json.loads(sys.argv[1])
     if setup["core"] is not None:
         os.sched_setaffinity(0, {setup["core"]})
+    _cores[:] = setup["cores"]
     allocator.configure_malloc()
     threads.configure_threads()
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -93,7 +93,8 @@ class Local(AbstractExecutor):
         count = min(count, queue.left)
         if not accelerators:
             _check_workers(count, queue.bytes)
-        crew = _Crew(count, accelerators, logs)
+        cores = [] if accelerators else allowed_cores()[: self._options.workers]
+        crew = _Crew(count, accelerators, logs, cores)
         try:
             while queue.left or board.running:
                 if caught or board.blocked is not None:
@@ -112,8 +113,8 @@ class Local(AbstractExecutor):
 class _Crew:
     """The workers of one call."""
 
-    def __init__(self, count: int, accelerators: int, logs: Path) -> None:
-        self._count, self._logs = count, logs
+    def __init__(self, count: int, accelerators: int, logs: Path, cores: list[int]) -> None:
+        self._count, self._logs, self._cores = count, logs, cores
         self._accelerators = accelerators
         self._workers: dict[str, Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -133,7 +134,7 @@ class _Crew:
 
     def _start(self, index: int) -> Worker:
         env, core = worker_environment(index, self._count, self._accelerators)
-        setup = {"plugins": plugin_setup(), "core": core}
+        setup = {"plugins": plugin_setup(), "core": core, "cores": self._cores}
         worker = Worker(str(index), setup, env, self._logs / f"worker-{index}.log")
         self._workers[worker.name] = worker
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
@@ -214,11 +215,16 @@ def worker_environment(
         return env, None
     # One thread in XLA's pools and in those of libraries beside it.
     env |= {"PJRT_NPROC": "1", "NPROC": "1", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    cores = allowed_cores()
+    return env, cores[index] if workers <= len(cores) else None
+
+
+def allowed_cores() -> list[int]:
+    """The cores that this process may be held to; none where a system has no such thing."""
     try:
-        cores = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # Not on this system.
-        return env, None
-    return env, cores[index % len(cores)] if workers <= len(cores) else None
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:
+        return []
 
 
 def count_accelerators() -> int:
