@@ -125,7 +125,7 @@ made_since = 0
 """Programs that were compiled or loaded since the memory maps were looked at."""
 
 
-def _count_programs(event: str, duration: float, **about: Any) -> None:
+def _count_programs(event: str, duration_secs: float, **kwargs: Any) -> None:
     global made_since
     made_since += event.endswith("backend_compile_duration")
 
