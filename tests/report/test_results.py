@@ -243,6 +243,7 @@ def test_blocks_that_cannot_be_made_are_refused(copy: Path):
         ("studie losses", "did you mean study"),
         ("study verdicts tong:nobody", "nobody"),
         ("study differences", "name one"),
+        ("study differences tong:nobody", "no pair tong:nobody"),
         ("study value loss", "study value loss"),
         ("study probes", "no run answers a probe"),
         ("study scaling", "scaling.json"),

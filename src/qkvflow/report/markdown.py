@@ -110,10 +110,12 @@ def differences(reports: Mapping[str, Report], pairs: Sequence[tuple[str, str]])
     corrected over its questions, else over all pairs."""
     if not pairs:
         raise UserError("differences are of pairs A:B; name one")
-    body = [
-        [f"{a} less {b}", *(_difference(report, a, b) for report in reports.values())]
-        for a, b in pairs
-    ]
+    body = []
+    for a, b in pairs:
+        cells = [_difference(report, a, b) for report in reports.values()]
+        if set(cells) == {numbers.ABSENT}:
+            raise UserError(f"there is no pair {a}:{b} in {', '.join(reports)}")
+        body.append([f"{a} less {b}", *cells])
     return table(["difference", *reports], body)
 
 
