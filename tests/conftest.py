@@ -145,7 +145,7 @@ def few_programs() -> Iterator[None]:
     maps = Path("/proc/self/maps")
     if made_since > 100 and maps.exists():
         made_since = 0
-        if maps.read_bytes().count(b"\n") > 35_000:
+        if maps.read_bytes().count(b"\n") > 25_000:
             jax.clear_caches()
 
 
