@@ -63,8 +63,8 @@ install_import_hook([f"qkvflow.{room}" for room in sorted(ROOMS)], "shapes.check
 from qkvflow.paths import cache_dir  # noqa: E402
 from qkvflow.schemes.parts import remat  # noqa: E402
 
-# As many workers as cores have a thread each, which is a tenth less of the processor's time.
-# Processes that tests start are not told.
+# A thread for each of as many workers as there are cores: for sixteen tests of the contract a tenth
+# less of the processor's time. Processes that tests start are not told.
 if "PYTEST_XDIST_WORKER" in os.environ and not {"PJRT_NPROC", "NPROC"} & os.environ.keys():
     os.environ["PJRT_NPROC"] = "1"
     jax.devices()
