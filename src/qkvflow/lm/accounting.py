@@ -13,6 +13,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from qkvflow.blocks.attention import values_flops
 from qkvflow.blocks.base import Block
+from qkvflow.compilation import shared
 from qkvflow.fields.base import AbstractField, Depths
 from qkvflow.lm.model import LanguageModel
 from qkvflow.lm.segments import Segment
@@ -52,7 +53,17 @@ def block_at_end(model: LanguageModel) -> Block:
 
 
 def _block(segment: Segment) -> Block:
-    return eqx.filter_eval_shape(lambda field: field.at(1.0), segment.field)
+    def shape(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if eqx.is_array(leaf) else leaf
+
+    leaves, structure = jax.tree.flatten(segment.field)
+    return _block_of(tuple(map(shape, leaves)), structure)
+
+
+@shared
+def _block_of(leaves: tuple[Any, ...], structure: Any) -> Block:
+    field = jax.tree.unflatten(structure, leaves)
+    return eqx.filter_eval_shape(lambda field: field.at(1.0), field)
 
 
 def weights_in_effect(model: LanguageModel) -> int:

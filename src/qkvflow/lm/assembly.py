@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from qkvflow.blocks.base import AbstractNorm, Block, Branch, Linear, init_linear
 from qkvflow.blocks.kernels.norm import NoNorm, init_norm
+from qkvflow.compilation import shared
 from qkvflow.errors import UserError
 from qkvflow.fields import AbstractField, FrozenTime, PerLayer, Shared, init_hypernet, init_lora
 from qkvflow.fields.parts.time import features_of, with_steps
@@ -17,7 +18,7 @@ from qkvflow.lm.segments import Segment, stream_std
 from qkvflow.schemes import check_injected, default_horizon, make_scheme
 from qkvflow.zoo.config import ModelConfig, configure
 from qkvflow.zoo.entries import entry
-from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS
+from qkvflow.zoo.registry import FIELDS, INJECTIONS, MIXERS, SCHEMES
 
 
 def build(
@@ -151,6 +152,14 @@ def init_block(config: ModelConfig, key: PRNGKeyArray) -> Block:
 
 def abstract(config: ModelConfig, *, vocab_size: int) -> LanguageModel:
     """The model's shapes without its arrays: for counting and planning at any size."""
+    # What a name stands for may change while a process lives.
+    members = FIELDS[config.field], SCHEMES[config.scheme], INJECTIONS[config.injection]
+    return _abstract(config, vocab_size, *members, *(MIXERS[name] for name in config.mixers))
+
+
+@shared
+def _abstract(config: ModelConfig, vocab_size: int, *members: Any) -> LanguageModel:
+    """Once for equal ones: a run asks for it when it begins, makes its program and is loaded."""
     return eqx.filter_eval_shape(
         lambda key: build_config(config, vocab_size=vocab_size, key=key), jax.random.key(0)
     )
