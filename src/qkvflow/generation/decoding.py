@@ -315,7 +315,8 @@ def run_group(
         if run is None or offset != span.offset(done - 1):
             if run is not None:
                 tokens, depths = run.tokens, run.depths
-            fixed = (model, job, jnp.int32(offset))
+            # Whatever decodes what follows: one program, and not one for each decoder.
+            fixed = (model, dataclasses.replace(job, decoder=FullDepth()), jnp.int32(offset))
             slots = slots_for(done - offset + request.at_a_time)
             run = prefill(fixed, tokens, depths, done - offset, slots)
             run = arrange(model, run, slots)
