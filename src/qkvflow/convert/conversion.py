@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qkvflow.blocks.base import Block, is_matrix, leaves_with_nodes
@@ -11,13 +12,12 @@ from qkvflow.convert.gating import fit_gated
 from qkvflow.convert.layers import BASES, fit_basis, fit_low_rank, tied_blocks
 from qkvflow.errors import UserError, unknown
 from qkvflow.fields import AbstractField, Basis, Gated, LowRank, PerLayer, Shared
-from qkvflow.fields.base import take
+from qkvflow.fields.base import on_grid, take
 from qkvflow.fields.cycle import cycle
-from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm import LanguageModel, abstract, build_config
 from qkvflow.lm.segments import Segment
 from qkvflow.runs.config import make_config
 from qkvflow.runs.load import Trained
-from qkvflow.schemes import grid
 
 FIELDS = ("shared", "low-rank", "basis", "gated", "cycle", "looped")
 SIZES = {
@@ -63,14 +63,20 @@ class Conversion:
 
 def convert(source: Trained, conversion: Conversion) -> Trained:
     """The model with a field fitted to its layers; everything else stays as it is."""
-    layers = _layers(source)
+    layers = jax.tree.map(np.asarray, _layers(source))
     changes = _changes(source, conversion)
     label = f"{source.config.model.name} as {conversion.field}"
     config = make_config(
         source.config.to_dict(), {"model": changes}, {"track": {"label": label, "group": None}}
     )
     shape = config.model.config
-    fresh = build_config(shape, vocab_size=source.model.vocab_size, key=jax.random.key(0))
+    vocab_size = source.model.vocab_size
+    # A fresh model says how the fitted one is put together. Of its weights only a gated field's
+    # features of depth stay.
+    if shape.field == "gated":
+        fresh = build_config(shape, vocab_size=vocab_size, key=jax.random.key(0))
+    else:
+        fresh = abstract(shape, vocab_size=vocab_size)
     others = ("embedding", "positions", "injection", "norm", "head", "exit_gate")
     kept = {name: getattr(source.model, name) for name in others}
     ends = shape.prelude, source.model.num_steps - shape.coda
@@ -100,7 +106,7 @@ def _fitted(core: Block, fresh: AbstractField, conversion: Conversion, shape: An
 
 def _own(segments: tuple[Segment, ...], layers: Block, which: slice) -> tuple[Segment, ...]:
     """Segments of layers as they are."""
-    stack = jax.tree.map(lambda leaf: leaf[which], layers)
+    stack = jax.tree.map(lambda leaf: jnp.asarray(leaf[which]), layers)
     return tuple(
         dataclasses.replace(each, field=PerLayer(Shared(stack), each.num_steps))
         for each in segments
@@ -122,7 +128,7 @@ def _layers(source: Trained) -> Block:
             f"this model has {shape.layers} layers on {model.num_steps} steps; convert it at its "
             "own depth"
         )
-    return model.field.stack(grid(model.num_steps))
+    return on_grid(model.field, model.num_steps)
 
 
 def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
@@ -178,10 +184,11 @@ def _changes(source: Trained, conversion: Conversion) -> dict[str, Any]:
 
 
 def layers_in_effect(model: LanguageModel, branches: int) -> list[Block]:
-    """The ordinary layers, of so many branches each, that a model runs on its own grid."""
+    """The ordinary layers, of so many branches each, that a model runs on its own grid: NumPy's
+    arrays."""
     found = []
     for segment in model.segments:
-        blocks = segment.field.stack(grid(segment.num_steps))
+        blocks = jax.tree.map(np.asarray, on_grid(segment.field, segment.num_steps))
         for index in range(segment.num_steps):
             every = take(blocks, index).branches
             found += [Block(every[at : at + branches]) for at in range(0, len(every), branches)]

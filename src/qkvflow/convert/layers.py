@@ -45,8 +45,8 @@ def tied(values: np.ndarray, count: int, base: str) -> np.ndarray:
 
 def tied_blocks(layers: Block, count: int, base: str) -> list[Block]:
     """`count` blocks for a stack of layers."""
-    stacked = jax.tree.map(lambda leaf: _array(tied(_float64(leaf), count, base)), layers)
-    return [take(stacked, index) for index in range(count)]
+    stacked = jax.tree.map(lambda leaf: tied(_float64(leaf), count, base), layers)
+    return [jax.tree.map(_array, take(stacked, index)) for index in range(count)]
 
 
 def fit_low_rank(layers: Block, fresh: LowRank, rank: int, base: str) -> LowRank:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from qkvflow.schemes.parts.grid import grid
+
 Depth = float | np.floating | Float[Array, ""] | Float[np.ndarray, ""]
 Depths = Float[np.ndarray, " depth"] | Float[Array, " depth"]
 MakeBlock = Callable[[PRNGKeyArray], Any]
@@ -36,6 +38,12 @@ class AbstractField(eqx.Module):
 def at_one(field: AbstractField, t: Depth) -> Any:
     """`at` for a field that has only one way to make a block: a stack of one."""
     return take(field.stack(jnp.asarray(t, jnp.float32)[None]), 0)
+
+
+@eqx.filter_jit
+def on_grid(field: AbstractField, num_steps: int) -> Any:
+    """The blocks at all points of a grid, made by one program and not operation by operation."""
+    return field.stack(grid(num_steps))
 
 
 def take(blocks: Any, index: int | Int[Array, ""]) -> Any:

@@ -19,10 +19,10 @@ from jaxtyping import PRNGKeyArray
 
 from qkvflow.errors import unknown
 from qkvflow.fields import AbstractField, Lora, PerLayer, Shared
+from qkvflow.fields.base import on_grid
 from qkvflow.fields.parts.time import with_steps
-from qkvflow.lm import LanguageModel, build_config
+from qkvflow.lm import LanguageModel, abstract, build_config
 from qkvflow.runs.load import Trained
-from qkvflow.schemes import grid
 from qkvflow.zoo import ModelConfig
 
 METHODS = {"full": "all", "lora": "adapters", "gates": "gates"}
@@ -74,8 +74,12 @@ def adapted_model(
     base: Trained, config: ModelConfig, adaptation: Adaptation, *, key: PRNGKeyArray
 ) -> LanguageModel:
     """The pretrained weights as a model of `config`; the key is for adapters."""
-    fresh = build_config(config, vocab_size=base.model.vocab_size, key=key)
-    field = base.model.field
+    field, vocab_size = base.model.field, base.model.vocab_size
+    # Of a fresh model's weights only adapters stay.
+    if config.lora == "none" or isinstance(field, Lora):
+        fresh = abstract(config, vocab_size=vocab_size)
+    else:
+        fresh = build_config(config, vocab_size=vocab_size, key=key)
     if _reshaped(field, adaptation):
         assert isinstance(field, PerLayer)
         field = relayered(field, config.num_steps, adaptation.layers)
@@ -95,7 +99,7 @@ def relayered(field: PerLayer, num_layers: int, how: str) -> PerLayer:
     if how == "repeat":
         index = np.arange(num_layers) * field.num_layers // num_layers
         return PerLayer(jax.tree.map(lambda leaf: leaf[index], field.layers), num_layers)
-    return PerLayer(Shared(field.stack(grid(num_layers))), num_layers)
+    return PerLayer(Shared(on_grid(field, num_layers)), num_layers)
 
 
 def _reshaped(field: AbstractField, adaptation: Adaptation) -> bool:
