@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import python
 
 from qkvflow.cli import VERBS, main
 from qkvflow.data import load_corpus
@@ -67,7 +68,12 @@ REQUIRED: Mapping[str, list[str]] = {
 
 
 def qkvflow(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "qkvflow", *map(str, argv)]
+    return python("-m", "qkvflow", *argv, **environment)
+
+
+def started(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """By an interpreter of its own, which reads everything as users' does."""
+    command = [sys.executable, *map(str, words)]
     env = {**os.environ, **environment}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
@@ -83,7 +89,7 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plugins") / "export"
-    subprocess.run([sys.executable, "-c", EXPORT, str(MINE), str(out)], check=True)
+    python("-c", EXPORT, MINE, out).check_returncode()
     return out
 
 
@@ -125,7 +131,7 @@ def help_of(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_models_lists_a_model_of_ones_own():
-    done = qkvflow("models", "my-model", "--plugin", MINE, "--json")
+    done = started("-m", "qkvflow", "models", "my-model", "--plugin", MINE, "--json")
     [row] = json.loads(done.stdout)
     assert row["params"]["total"] > 0
     assert "unknown model 'my-model'" in refused(qkvflow("models", "my-model"))
@@ -241,33 +247,18 @@ def path_with(site: Path) -> str:
 
 
 def test_an_installed_package_registers(site: Path):
-    done = qkvflow("models", "--json", PYTHONPATH=path_with(site))
+    environment = {"PYTHONPATH": path_with(site)}
+    done = started("-m", "qkvflow", "models", "--json", **environment)
     assert "boxed" in [row["name"] for row in json.loads(done.stdout)]
     code = "import qkvflow; print(qkvflow.zoo.entry('boxed')['d_model'])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import qkvflow.zoo; {code}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path_with(site)},
-    )
+    done = started("-c", f"import qkvflow.zoo; {code}", **environment)
     assert done.stdout == "8\n"
 
 
 def test_a_configuration_records_the_version_of_a_package(site: Path):
     make = "from qkvflow.runs import make_config, write_yaml\n"
     fresh = make + "print(write_yaml(make_config({'model': {'name': 'boxed'}})), end='')"
-
-    def run(code: str, **given: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **given},
-        )
-
-    written = run(fresh, PYTHONPATH=path_with(site)).stdout
+    written = python("-c", fresh, PYTHONPATH=path_with(site)).stdout
     assert "plugins:\n- name: boxed-models\n  version: '1.0'\n" in written
     run_dir = site.parent / "run"
     run_dir.mkdir()
@@ -380,6 +371,6 @@ def test_help_does_not_import_jax(argv: list[str]):
         f"try: main({argv!r})\n"
         "finally: assert not {'jax', 'numpy', 'equinox'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = started("-c", code)
     assert done.returncode == 0, done.stderr
     assert ("--optim.lr" in done.stdout) == (len(argv) > 1)

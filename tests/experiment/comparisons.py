@@ -1,14 +1,23 @@
 """A small comparison, for the tests that run one."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
+from processes import ForkedWorkers
 
-from qkvflow.experiment.executors import AbstractExecutor, ExecutorOptions, make_executor
+from qkvflow.experiment.executors import (
+    AbstractExecutor,
+    ExecutorOptions,
+    local,
+    make_executor,
+)
 from qkvflow.experiment.plan import Plan, make_plan
 
 
@@ -59,16 +68,26 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
+@contextlib.contextmanager
+def forked_workers() -> Iterator[None]:
+    """Workers of `local` without their imports: processes as before, but forked."""
+    with patch.object(local, "subprocess", ForkedWorkers()):
+        yield
+
+
 def worker_pids() -> list[int]:
     """Workers that this process started, and that are still there."""
     found = []
+    starts: Any = local.subprocess
+    if isinstance(starts, ForkedWorkers):
+        found += [each.pid for each in starts.started if each.poll() is None]
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             words = path.read_text().rpartition(")")[2].split()
             command = path.with_name("cmdline").read_text()
         except OSError:
             continue
-        if int(words[1]) == os.getpid() and "qkvflow.experiment.worker" in command:
+        if int(words[1]) == os.getpid() and "-m\0qkvflow.experiment.worker" in command:
             found.append(int(path.parent.name))
     return found
 

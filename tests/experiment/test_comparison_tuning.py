@@ -10,11 +10,13 @@ from qkvflow.experiment.comparison import run_plan
 from qkvflow.records import collect, read_record
 from qkvflow.report import build_report, markdown, numbers
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def test_learning_rates_are_tuned_on_their_own_seeds(tmp_path: Path, text: Path):
     tune = {"search": {"optim.lr": "1e-06,0.03"}, "seeds": [71, 72]}
     plan = small_plan(text, tune=tune, seeds=1, budget={"steps": 8})
-    run_plan(plan, tmp_path / "out", executor=workers(2))
+    run_plan(plan, tmp_path / "out", executor=workers(1))
     found = read_json(tmp_path / "out" / "tuning.json")
     assert (found["search"], found["seeds"]) == (tune["search"], tune["seeds"])
     mine = found["models"]["standard"]

@@ -4,8 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from processes import python
 from scipy.special import log_softmax, rel_entr, softmax
 from tiny_models import SEQ, VOCAB, random_tokens, tiny
 
 from qkvflow.cli import main
+from qkvflow.evaluation import losses
 from qkvflow.lm.loss import token_losses_and_divergences
 from qkvflow.runs.load import load
 from qkvflow.runs.sections import DistillConfig, TrainConfig
@@ -26,6 +27,8 @@ from qkvflow.training.objective import make_distillation
 
 TOKENS, TARGETS = random_tokens(3, SEQ, seed=1), random_tokens(3, SEQ, seed=2)
 TEMPERATURE, WEIGHT = 1.7, 0.3
+_logits = eqx.filter_jit(lambda model: model(TOKENS))
+_losses_and_divergences = eqx.filter_jit(token_losses_and_divergences)
 
 
 def pair() -> tuple[Any, Any]:
@@ -35,7 +38,7 @@ def pair() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def logits() -> tuple[np.ndarray, np.ndarray]:
-    student, teacher = (np.asarray(each(TOKENS), np.float64) for each in pair())
+    student, teacher = (np.asarray(_logits(each), np.float64) for each in pair())
     return student, teacher
 
 
@@ -44,7 +47,7 @@ def test_divergences_are_those_of_scipy(logits: Any, pieces: int):
     student, teacher = pair()
     most = 1 << 26 if pieces == 1 else 2 * 3 * VOCAB * 2
     student = dataclasses.replace(student, max_logits=most)
-    found = token_losses_and_divergences(student, teacher, TOKENS, TARGETS, temperature=TEMPERATURE)
+    found = _losses_and_divergences(student, teacher, TOKENS, TARGETS, temperature=TEMPERATURE)
     p, q = (softmax(each / TEMPERATURE, axis=-1) for each in logits[::-1])
     np.testing.assert_allclose(found[1], rel_entr(p, q).sum(axis=-1), rtol=2e-5, atol=2e-6)
     entropy = -np.take_along_axis(
@@ -69,37 +72,55 @@ def test_the_objective_is_that_of_torch(logits: Any):
     assert value(*pair())[0] == pytest.approx(float(want), rel=1e-5)
 
 
+@eqx.filter_jit
 def value(student: Any, teacher: Any) -> tuple[Any, Any]:
     distill = DistillConfig("there", None, WEIGHT, TEMPERATURE)
     objective = make_distillation(TrainConfig(), distill)
     return objective(student, TOKENS, TARGETS, key=None, depth_key=None, teacher=teacher)
 
 
+_gradient = eqx.filter_jit(eqx.filter_grad(lambda student, teacher: value(student, teacher)[0]))
+_states = eqx.filter_jit(lambda model: model.norm.at(1.0)(model.integrate(TOKENS).x))
+
+
 def test_gradient_is_the_closed_form(logits: Any):
     """d/dz of both terms is a difference of probabilities; the head's gradient is h^T of it."""
     student, teacher = pair()
-    gradient = eqx.filter_grad(lambda model: value(model, teacher)[0])(student)
+    gradient = _gradient(student, teacher)
     z, t = logits
     chosen = np.eye(VOCAB)[np.asarray(TARGETS)]
     taught = softmax(z / TEMPERATURE, axis=-1) - softmax(t / TEMPERATURE, axis=-1)
     of_logits = (1 - WEIGHT) * (softmax(z, axis=-1) - chosen) + WEIGHT * TEMPERATURE * taught
-    h = np.asarray(student.norm.at(1.0)(student.integrate(TOKENS).x), np.float64)
+    h = np.asarray(_states(student), np.float64)
     want = h.T @ of_logits.reshape(-1, VOCAB) / TOKENS.size
     np.testing.assert_allclose(gradient.head, want, rtol=1e-4, atol=1e-6)
     # Through the blocks: a difference quotient along the gradient.
     arrays, static = eqx.partition(student, eqx.is_inexact_array)
-    size = sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(gradient))
+    size = sum(float(np.square(leaf).sum()) for leaf in map(np.asarray, jax.tree.leaves(gradient)))
     step = 1e-2 / size**0.5
 
     def moved(by: float) -> Any:
-        return eqx.combine(jax.tree.map(lambda a, g: a + by * g, arrays, gradient), static)
+        def along(array: Any, slope: Any) -> Any:
+            return jnp.asarray(np.asarray(array) + np.float32(by) * np.asarray(slope))
+
+        return eqx.combine(jax.tree.map(along, arrays, gradient), static)
 
     ends = [value(moved(by), teacher) for by in (step, -step)]
     assert float(ends[0][0] - ends[1][0]) / (2 * step) == pytest.approx(size, rel=2e-2)
 
 
 @pytest.fixture(scope="module")
-def student(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def little_work(finished: Path) -> Iterator[None]:
+    """Evaluations in batches no larger than the splits here, and no figure of a run's losses: not
+    for `finished`, which is all tests'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(losses, "_BATCH_TOKENS", 1024)
+        patch.setattr("qkvflow.training.run.draw_losses", lambda directory: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def student(finished: Path, little_work: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("distillation") / "student"
     assert main(["convert", str(finished), "--field", "shared", "--out", str(out)]) == 0
     return out
@@ -153,9 +174,7 @@ def test_runs(
     tokens = jnp.asarray(np.arange(32).reshape(2, 16) % load(out).model.vocab_size)
     models = [load(each).model for each in (student, out, finished)]
     before, after = (
-        float(
-            token_losses_and_divergences(each, models[2], tokens, tokens, temperature=1.0)[1].mean()
-        )
+        float(_losses_and_divergences(each, models[2], tokens, tokens, temperature=1.0)[1].mean())
         for each in models[:2]
     )
     assert after < before
@@ -227,10 +246,11 @@ def test_divided_over_devices(
     """Two devices, arrays of student and teacher divided: the losses are those of one."""
     two = tmp_path / "two"
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    command = [sys.executable, "-m", "qkvflow", *taught, *options(data, two, "--mesh", "fsdp=2")]
-    subprocess.run(command, check=True, env={**os.environ, "XLA_FLAGS": flags})
-    losses = [
+    words = [*taught, *options(data, two, "--mesh", "fsdp=2")]
+    done = python("-m", "qkvflow", *words, XLA_FLAGS=flags)
+    assert done.returncode == 0, done.stderr
+    nats = [
         json.loads((each / "record.json").read_text())["losses"]["validation"]["nats"]
         for each in (runs[1], two)
     ]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert nats[0] == pytest.approx(nats[1], abs=1e-4)
