@@ -23,6 +23,8 @@ TINY: dict[str, Any] = {
     "num_frequencies": 4,
     "rank": 2,
     "num_basis": 2,
+    # As many as have an order.
+    "layers_per_loop": 2,
     # Large, so that predictions differ from token to token and depend on the past.
     "init_std": 0.3,
 }

@@ -24,6 +24,10 @@ import pytest
 from own_members import kept_registries
 
 from qkvflow.cli import VERBS, _as_option, main, parser_of
+from qkvflow.evaluation import losses
+
+# That commands and blocks run does not depend on how depth is written out.
+pytestmark = pytest.mark.usefixtures("rolled", "little_work")
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "configs" / "README.md", *sorted(ROOT.glob("docs/*.md"))]
@@ -41,6 +45,7 @@ SMALL = {
     "generate": "--tokens 4",
     "sweep-depth": "--max-tokens 64 --num-steps 1 --schemes euler --adaptive 0.1",
     "analyze": "--only weights",
+    "models": "standard tong",
 }
 """What is put at the end of a command of this verb."""
 
@@ -111,7 +116,18 @@ def comparison(directory: Path, *labels: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def beginning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def little_work() -> Iterator[None]:
+    """No figures for print, and evaluations in batches of about what `SMALL` leaves to evaluate:
+    tests of reports and of losses look at both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qkvflow.report.charts.printed.write", lambda figure, path: ())
+        patch.setattr("qkvflow.training.run.draw_losses", lambda directory: None)
+        patch.setattr(losses, "_BATCH_TOKENS", 256)
+        yield
+
+
+@pytest.fixture(scope="module")
+def beginning(rolled: None, little_work: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What every page finds."""
     directory = tmp_path_factory.mktemp("page")
     known = ["Once", "upon", "a", "time", "the", "flow", "of", "def"]
@@ -137,7 +153,6 @@ def test_the_code_of_a_page_runs(
     monkeypatch.chdir(tmp_path / "page")
     if re.search(r"--out runs/first(?![\w-])", page.read_text("utf-8")):
         shutil.rmtree("runs/first")
-    monkeypatch.setattr("qkvflow.report.build.save", lambda figures, directory: ())
     monkeypatch.setenv("WANDB_MODE", "disabled")
     namespace: dict[str, Any] = {"__name__": page.stem}
     with kept_registries():

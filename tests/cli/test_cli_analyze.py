@@ -50,8 +50,14 @@ def test_a_run_and_its_export(run_dir: Path, tmp_path: Path, capsys: pytest.Capt
     assert all(np.array_equal(found[key], again[key], equal_nan=True) for key in found.files)
 
 
+@pytest.fixture
+def no_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No PNG and PDF, for tests that look at something else."""
+    monkeypatch.setattr("qkvflow.report.charts.printed.write", lambda figure, path: ())
+
+
 def test_a_text_of_its_own_at_another_depth(
-    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, no_prints: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     options = ["--only", "trajectory", "--num-steps", "3", "--out", str(tmp_path / "out"), "--json"]
     assert main(["analyze", str(run_dir), *options]) == 0
@@ -103,7 +109,7 @@ def test_what_does_not_fit_is_refused_before_it_runs(
 
 
 def test_what_is_asked_for_decides_whether_it_fits(
-    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_dir: Path, no_prints: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """All exponents of 12 tokens carry 192 vectors through the flow, two exponents 10."""
     words = ["--only", "lyapunov", "--text", "flow of time", "--out", str(tmp_path), "--exponents"]

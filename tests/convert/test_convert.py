@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import string
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ TOKENIZER = CharTokenizer(string.ascii_lowercase[:VOCAB])
 _logits = eqx.filter_jit(lambda model, tokens: model(tokens))
 
 
+@cache
 def source(**changes: Any) -> Trained:
     """A per-layer model in which every array of every layer is another."""
     config = make_config({"model": {**TINY, "num_steps": LAYERS, **changes}})

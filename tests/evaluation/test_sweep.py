@@ -23,9 +23,11 @@ from qkvflow.schemes import make_scheme
 
 WIDTH, CONTEXT = 16, 16
 
+pytestmark = pytest.mark.usefixtures("rolled")
+
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(rolled: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     words = np.random.default_rng(0).choice(["flow", "of", "depth", "and", "time"], 1500)
     (folder / "words.txt").write_text(" ".join(words))

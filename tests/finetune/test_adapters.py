@@ -1,6 +1,7 @@
 """Adapters, merging and changes of depth, on models that are not trained."""
 
 import dataclasses
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from qkvflow.runs.weights import named_arrays
 from qkvflow.schemes import grid
 from qkvflow.training.trainable import count_trained, trained_arrays
 
+pytestmark = pytest.mark.usefixtures("rolled")
+
 TOKENS = random_tokens(2, 6)
 FIELDS = ("shared", "per-layer", "hypernet", "low-rank", "basis", "gated")
 _forward = eqx.filter_jit(lambda model: model(TOKENS))
@@ -33,6 +36,7 @@ def logits(model: LanguageModel) -> np.ndarray:
     return np.asarray(_forward(model))
 
 
+@cache
 def base_of(field: str, **changes: Any) -> Trained:
     """A model with every array moved at random, as if it had been trained."""
     config = make_config({"model": {**TINY, "field": field, **changes}})

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax, softmax
 from sharp_models import VOCAB, prompt_of, tiny
 
 from qkvflow import build
@@ -24,19 +25,19 @@ MODELS = [
 ]
 
 
-def deep(name: str, **changes: object) -> LanguageModel:
-    return tiny(name, num_steps=4, **changes)
+def deep(name: str, num_steps: int = 4, **changes: object) -> LanguageModel:
+    return tiny(name, num_steps=num_steps, **changes)
 
 
 @pytest.mark.parametrize(("name", "changes"), MODELS)
 def test_threshold_zero_is_full_depth(name: str, changes: dict):
-    model, prompts = deep(name, **changes), [prompt_of(5), prompt_of(5, seed=1)]
+    model, prompts = deep(name, 2, **changes), [prompt_of(5), prompt_of(5, seed=1)]
     rule = make_early_exit()
     plain = generate(model, prompts, num_tokens=8, seed=1)
     made = generate_early_exit(model, prompts, rule=rule, num_tokens=8, seed=1)
     assert made.tokens == plain
-    assert made.depths == [[4] * 8] * 2
-    assert (made.average_depth, made.average_run) == (4.0, 4.0)
+    assert made.depths == [[2] * 8] * 2
+    assert (made.average_depth, made.average_run) == (2.0, 2.0)
 
 
 def test_a_high_threshold_leaves_after_one_step():
@@ -70,22 +71,27 @@ def reference_step(
     Token i leaves at its own depth; from there on its state stays, which is what later tokens
     attend to.
     """
-    size, seq = model.horizon / model.num_steps, len(text)
+    seq = len(text)
     assert model.positions is not None
-    x = model.embedding[jnp.array(text)] + model.positions[:seq]
+    x = np.asarray(model.embedding)[text] + np.asarray(model.positions)[:seq]
     left, depths = np.zeros(seq, bool), np.zeros(seq, int)
-    before = np.full((seq, VOCAB), np.inf)
+    before = np.full((seq, VOCAB), np.inf, np.float32)
     logits = np.zeros((seq, VOCAB))
+
+    @eqx.filter_jit
+    def after_step(model: LanguageModel, x: jax.Array, left: jax.Array, step: jax.Array) -> Any:
+        for branch in model.field.at((step + 1) / model.num_steps).branches:
+            y = branch(x, Rows(1, seq))
+            x = jnp.where(left[:, None], x, x + model.horizon / model.num_steps * y)
+        return x, model.logits(x)
+
+    settled = eqx.filter_jit(EarlyExit.settled)
     for step in range(model.num_steps):
-        block = model.field.at(np.float32((step + 1) / model.num_steps))
-        for branch in block.branches:
-            y = eqx.filter_jit(branch)(x, Rows(1, seq))
-            x = jnp.where(left[:, None], x, x + size * y)
-        new = np.asarray(model.logits(x))
+        x, new = after_step(model, jnp.asarray(x), jnp.asarray(left), jnp.float32(step))
         logits = np.where(left[:, None], logits, new)
         depths += ~left
-        now = np.asarray(jax.nn.softmax(new, axis=-1))
-        left |= np.asarray(rule.settled(jnp.asarray(now), jnp.asarray(before)))
+        now = softmax(np.asarray(new), axis=-1)
+        left |= np.asarray(settled(rule, jnp.asarray(now), jnp.asarray(before)))
         before = now
     return logits, depths.tolist()
 
@@ -96,7 +102,7 @@ def test_skipped_depths_are_filled_from_the_state_at_exit():
     logits, depths = reference_step(model, rule, text[:-1])
     assert len(set(depths)) > 1
     quality = exit_quality(model, jnp.array([text]), rule)
-    log_probs = np.asarray(jax.nn.log_softmax(logits, axis=-1))
+    log_probs = log_softmax(logits, axis=-1)
     loss = -np.mean([log_probs[i, token] for i, token in enumerate(text[1:])])
     assert quality.average_depth == pytest.approx(np.mean(depths))
     assert quality.average_run == pytest.approx(np.mean(depths))
@@ -131,8 +137,9 @@ def test_refusals():
 def test_sequences_of_a_batch_leave_a_looped_model_as_they_do_alone():
     """Those that have left keep the coda's slots of the step at which they did."""
     shape = {"d_model": 32, "num_heads": 2, "num_steps": 4, "context": 64, "init_std": 0.5}
-    model = build("parcae", vocab_size=VOCAB, key=jax.random.key(0), size="tiny", **shape)
-    prompts = [prompt_of(n, seed=n) for n in (5, 6, 7)]
+    ends = {"prelude": 1, "coda": 1}
+    model = build("parcae", vocab_size=VOCAB, key=jax.random.key(0), size="tiny", **shape, **ends)
+    prompts = [prompt_of(n, seed=seed) for seed, n in enumerate((4, 6, 4))]
     options: dict[str, Any] = {"rule": make_early_exit(entropy=2.8), "num_tokens": 12}
     together = generate_early_exit(model, prompts, temperature=0.0, **options)
     assert len({depth for each in together.depths for depth in each}) > 1

@@ -59,12 +59,29 @@ def test_models_with_a_solver_keep_no_caches(name: str):
     assert new == greedy(model, prompt_of(5), new)
 
 
+@eqx.filter_jit
+def pieces_and_whole(model: LanguageModel, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Logits of five tokens and then of the rest, with caches; and by one full forward pass."""
+    session, (batch, seq) = model.precomputed(), tokens.shape
+    first, caches = session.extend(tokens[:, :5], session.init_caches(batch, seq), 0)
+    then, _ = session.extend(tokens[:, 5:], caches, 5)
+    return jnp.concatenate([first, then], axis=1), model(tokens)
+
+
+def check_pieces(model: LanguageModel, text: list[int]) -> list[int]:
+    """Logits in pieces against the full pass, whose choices after five tokens are returned."""
+    tokens = jnp.asarray([text, prompt_of(len(text), seed=1)], jnp.int32)
+    pieces, whole = pieces_and_whole(model, tokens)
+    np.testing.assert_allclose(pieces, whole, atol=1e-4)
+    return np.argmax(whole[0, 4:-1], axis=-1).tolist()
+
+
 @pytest.mark.parametrize("name", CACHED)
-def test_greedy_equals_the_full_pass(name: str):
+def test_pieces_greedy_and_drafts_equal_the_full_pass(name: str):
     model, prompt = tiny(name), prompt_of(5)
     [new] = generate(model, [prompt], num_tokens=10, temperature=0.0)
     assert len(new) == 10
-    assert new == greedy(model, prompt, new)
+    assert new == check_pieces(model, prompt + new)
     # Drafted with half the steps and verified with all, two at a time.
     drafted = generate_speculative(
         model, [prompt], draft_steps=1, draft_length=2, num_tokens=10, temperature=0.0
@@ -73,28 +90,16 @@ def test_greedy_equals_the_full_pass(name: str):
     assert drafted.drafted >= 2 * drafted.rounds > 0
 
 
-MODELS = [(name, {}) for name in CACHED] + [("tong", {"scheme": s}) for s in SCHEMES]
-
-
-@pytest.mark.parametrize(("name", "changes"), MODELS)
-def test_logits_in_pieces_equal_the_full_pass(name: str, changes: dict):
-    @eqx.filter_jit
-    def both(model: LanguageModel, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        session = model.precomputed()
-        first, caches = session.extend(tokens[:, :5], session.init_caches(2, 9), 0)
-        then, _ = session.extend(tokens[:, 5:], caches, 5)
-        return jnp.concatenate([first, then], axis=1), model(tokens)
-
-    tokens = jnp.array([prompt_of(9), prompt_of(9, seed=1)])
-    pieces, whole = both(tiny(name, **changes), tokens)
-    np.testing.assert_allclose(pieces, whole, atol=1e-4)
-
-
-@pytest.mark.parametrize("scheme", ["heun", "strang"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_schemes(scheme: str):
+    """In pieces; and greedily one whose stages are at other depths, and one of steps in steps."""
     model, prompt = tiny("tong", scheme=scheme), prompt_of(5)
-    [new] = generate(model, [prompt], num_tokens=8, temperature=0.0)
-    assert new == greedy(model, prompt, new)
+    if scheme not in ("heun", "strang"):
+        check_pieces(model, prompt_of(15))
+        return
+    [new] = generate(model, [prompt], num_tokens=10, temperature=0.0)
+    assert len(new) == 10
+    assert new == check_pieces(model, prompt + new)
 
 
 def test_the_past_matters():
@@ -106,7 +111,7 @@ def test_the_past_matters():
 @pytest.mark.parametrize("name", ["standard", "time-indexed-selective-ssm"])
 def test_a_batch_is_its_sequences_alone(name: str):
     model = tiny(name)
-    prompts = [prompt_of(n, seed=n) for n in (5, 3, 9, 5)]
+    prompts = [prompt_of(n, seed=seed) for seed, n in enumerate((4, 7, 7, 4))]
     together = generate(model, prompts, num_tokens=7, temperature=0.9, top_k=9, seed=3)
     # One at a time, each keeps its place among the prompts and so its randomness.
     assert together == generate(
@@ -161,28 +166,36 @@ def test_what_is_side_by_side_runs_at_once_and_fails_together():
         cores.side_by_side([work(0, fails=True), work(1)], 2)
 
 
+@pytest.fixture(scope="module")
+def runs_to_go_on() -> dict[str, tuple[Any, Any]]:
+    """What `steps` is given, after a prompt, for one sequence and two and each decoder."""
+    model, made = decoding.precompute(tiny("standard", num_heads=2)), {}
+    for decoder in (decoding.FullDepth(), make_early_exit(entropy=0.1)):
+        for batch in (1, 2):
+            request = Request(8, make_sampler(), 0)
+            start, _, _, job = decoding.lay_out([prompt_of(5)] * batch, list(range(batch)), request)
+            tokens = jnp.asarray(start)
+            run = prefill((model, job, jnp.int32(0)), tokens, jnp.zeros_like(tokens), 5, 24)
+            job = dataclasses.replace(job, decoder=decoding.prepared(decoder, model))
+            fixed = (model, job, jnp.int32(0), jnp.int32(4))
+            name = f"{type(decoder).__name__}, {batch} at once"
+            made[name] = fixed, decoding.arrange(model, run, 24)
+    return made
+
+
 @pytest.mark.usefixtures("cold_compilation")
-@pytest.mark.parametrize("decoder", [decoding.FullDepth(), make_early_exit(entropy=0.1)])
-@pytest.mark.parametrize("batch", [1, 2])
-def test_caches_are_written_where_they_are(batch: int, decoder: decoding.AbstractDecoder):
+def test_caches_are_written_where_they_are(runs_to_go_on: dict[str, tuple[Any, Any]]):
     """A copy of them for every token would cost as much as the model."""
-    model = decoding.precompute(tiny("standard", num_heads=2))
-    request = Request(8, make_sampler(), 0, decoder=decoder)
-    start, _, _, job = decoding.lay_out([prompt_of(5)] * batch, list(range(batch)), request)
-    job = dataclasses.replace(job, decoder=decoding.prepared(job.decoder, model))
-    tokens = jnp.asarray(start)
-    run = prefill((model, job, jnp.int32(0)), tokens, jnp.zeros_like(tokens), 5, 24)
-    run = decoding.arrange(model, run, 24)
-    [slots] = {leaf.shape for leaf in jax.tree.leaves(run.caches)}
     program: Any = steps
-    fixed = (model, job, jnp.int32(0), jnp.int32(4))
-    text = program.lower(fixed, run).compile().compiled.as_text()
-    shape = ",".join(map(str, slots))
-    assert f"f32[{shape}]" in text
-    # In any shape with as many entries, and transposed or not.
-    copied = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", text)
-    sizes = [math.prod(map(int, each.split(","))) for each in copied]
-    assert math.prod(slots) not in sizes
+    for name, (fixed, run) in runs_to_go_on.items():
+        [slots] = {leaf.shape for leaf in jax.tree.leaves(run.caches)}
+        text = program.lower(fixed, run).compile().compiled.as_text()
+        shape = ",".join(map(str, slots))
+        assert f"f32[{shape}]" in text, name
+        # In any shape with as many entries, and transposed or not.
+        copied = re.findall(r"= f32\[([\d,]+)\]\S* copy\(", text)
+        sizes = [math.prod(map(int, each.split(","))) for each in copied]
+        assert math.prod(slots) not in sizes, name
 
 
 def test_sampling_is_a_function_of_seed_sequence_and_position():
@@ -206,8 +219,11 @@ def test_window(name: str):
         text = prompt + new
         for position in (len(prompt), len(text) - 1):
             start = Window(model, True, 64).offset(position)
-            assert 4 < position - start <= 8 or start == 0
-            assert full_logits(model, text[start:position])[-1].argmax() == text[position]
+            seen = text[start:position]
+            assert 4 < len(seen) <= 8 or start == 0
+            # What comes after the last token cannot be seen.
+            logits = full_logits(model, seen + [0] * (8 - len(seen)))
+            assert logits[len(seen) - 1].argmax() == text[position]
 
 
 def test_beyond_the_context():
@@ -229,7 +245,7 @@ def test_the_last_learned_position_is_used():
 def test_adaptive_recomputes():
     pytest.importorskip("diffrax")
     model, prompt = tiny("tong", scheme="adaptive", tolerance=1e-5), prompt_of(5)
-    new = generate(model, [prompt, prompt_of(4)], num_tokens=3, temperature=0.0)
+    new = generate(model, [prompt, prompt_of(5, seed=1)], num_tokens=3, temperature=0.0)
     assert new[0] == greedy(model, prompt, new[0])
     assert len(new[1]) == 3
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,8 +152,13 @@ def test_logprobs_are_those_of_a_full_pass(server: Server, stream: bool):
 def test_load(server: Server):
     """200 at once, some streamed: each gets the text it would get alone, and all an answer."""
     cases = [
-        (prompt_of((5, 11, 17)[i % 3], seed=i), 3 + i % 11, (2, 5)[i % 7 == 0]) for i in range(200)
+        (prompt_of((5, 11, 17)[i % 3], seed=i % 24), 3 + i % 11, (2, 5)[i % 7 == 0])
+        for i in range(200)
     ]
+
+    @cache
+    def alone(prompt: tuple[int, ...], depth: int) -> str:
+        return expected(list(prompt), 13, num_steps=depth, temperature=0.0)
 
     async def one(client: openai.AsyncOpenAI, prompt: list[int], count: int, depth: int) -> str:
         ask: dict[str, Any] = {"model": "exported", "prompt": prompt, "max_tokens": count}
@@ -170,7 +176,8 @@ def test_load(server: Server):
 
     texts = asyncio.run(all_of_them())
     for (prompt, count, depth), text in zip(cases, texts, strict=True):
-        assert text == expected(prompt, count, num_steps=depth, temperature=0.0)
+        # A character is a token, and the likeliest ones do not depend on how many are asked for.
+        assert text == alone(tuple(prompt), depth)[:count]
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok", "waiting": 0, "running": 0}
 
 
