@@ -9,10 +9,14 @@ the Huber loss of log L, with the sum as a log-sum-exp of
 
     log A - alpha log N,  log B - beta log D,  log E
 
-minimised by L-BFGS from many starts. N and D are centred, so that log A and log B are of the size
-of a loss. Intervals are percentiles of a bootstrap over cells (a model's size, depth and tokens)
-and over the seeds in each; the resampled fits start at the best one and are made together, by
-damped Gauss-Newton steps with Huber's weights.
+minimised from many starts, all together, by damped Newton steps within the bounds. N and D are
+centred, so that log A and log B are of the size of a loss. Intervals are percentiles of a bootstrap
+over cells (a model's size, depth and tokens) and over the seeds in each; the resampled fits start
+at the best one.
+
+Two numbers of tokens show one difference, which any beta fits with a B and an E of its own. E is
+left out of such a fit: what more tokens would leave is in B D^-beta, and beta says how fast the
+loss falls there and nothing of where it ends.
 """
 
 import dataclasses
@@ -21,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
 
 DELTA = 1e-2
 """Of the Huber loss: residuals of log L up to here are averaged, larger ones count less."""
@@ -29,9 +32,11 @@ NAMES = ("log_a", "log_b", "log_e", "alpha", "beta", "phi")
 BOUNDS = {"alpha": (0.01, 3.0), "beta": (0.01, 3.0), "phi": (-1.0, 2.0)}
 """Where exponents are sought."""
 _EXPONENTS = tuple(BOUNDS)
-_LEAST = math.log(1e-6)
+_BOUNDS = {**BOUNDS, "log_e": (math.log(1e-6), math.inf)}
 RESAMPLES = 400
-_STEPS = 60
+_STEPS = 300
+_PATIENCE = 12
+"""Steps without a gain after which a fit is at its minimum."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +159,17 @@ class _Problem:
         if sizes < 2:
             free -= {"log_a", "alpha", "phi"}
             warnings.append("all runs have one size: alpha and phi are left out")
-        if len(np.unique(runs.tokens)) < 2:
+        tokens = len(np.unique(runs.tokens))
+        if tokens < 2:
             free -= {"log_b", "beta"}
             warnings.append("all runs have one number of tokens: beta is left out")
+        for number, what, exponent in (
+            (sizes, "sizes", "alpha"),
+            (tokens, "numbers of tokens", "beta"),
+        ):
+            if number == 2:
+                free -= {"log_e"}
+                warnings.append(f"two {what} cannot tell {exponent} from E: E is left out")
         looped = np.unique(runs.repeats[runs.shared > 0])
         if len(looped) < 2 and "phi" in free:
             free -= {"phi"}
@@ -189,7 +202,7 @@ class _Problem:
         return top + np.log(total), parts / total, log_n, by_phi
 
     def _at(self, p: np.ndarray) -> dict[str, np.ndarray]:
-        fixed = {"log_a": -np.inf, "log_b": -np.inf, "log_e": _LEAST, "phi": 0.0}
+        fixed = {"log_a": -np.inf, "log_b": -np.inf, "log_e": -np.inf, "phi": 0.0}
         columns = {name: p[:, i : i + 1] for i, name in enumerate(self.free)}
         return {
             name: columns.get(name, np.full((len(p), 1), fixed.get(name, 1.0))) for name in NAMES
@@ -198,21 +211,32 @@ class _Problem:
     def residuals(self, p: np.ndarray) -> np.ndarray:
         return self._terms(p)[0] - np.log(self.runs.loss)[None]
 
-    def _jacobian(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Residuals `batch runs` and their derivatives `batch runs free`."""
-        log_loss, (a, b, e), log_n, by_phi = self._terms(p)
+    def _derivatives(self, p: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Residuals `batch runs`, their gradients `batch runs free`, and their second derivatives
+        `batch runs free free`."""
+        log_loss, shares, log_n, by_phi = self._terms(p)
         alpha = self._at(p)["alpha"]
         log_d = np.log(self.runs.tokens)[None] - self.log_d
-        by = {
-            "log_a": a,
-            "log_b": b,
-            "log_e": e,
-            "alpha": -a * log_n,
-            "beta": -b * log_d,
-            "phi": -a * alpha * by_phi,
-        }
-        stacked = np.stack([np.broadcast_to(by[name], a.shape) for name in self.free], axis=-1)
-        return log_loss - np.log(self.runs.loss)[None], stacked
+        by = (
+            {"log_a": 1.0, "alpha": -log_n, "phi": -alpha * by_phi},
+            {"log_b": 1.0, "beta": -log_d},
+            {"log_e": 1.0},
+        )
+        gradient = np.zeros((*log_loss.shape, len(self.free)))
+        hessian = np.zeros((*gradient.shape, len(self.free)))
+        for share, slopes in zip(shares, by, strict=True):
+            columns = [np.broadcast_to(slopes.get(name, 0.0), share.shape) for name in self.free]
+            own = np.stack(columns, axis=-1)
+            gradient += share[..., None] * own
+            hessian += (share[..., None] * own)[..., None] * own[..., None, :]
+        hessian -= gradient[..., None] * gradient[..., None, :]
+        if "phi" in self.free:
+            i, j = self.free.index("alpha"), self.free.index("phi")
+            part = shares[0] * by_phi
+            hessian[..., i, j] -= part
+            hessian[..., j, i] -= part
+            hessian[..., j, j] -= alpha * part * (np.log(self.runs.repeats)[None] - by_phi)
+        return log_loss - np.log(self.runs.loss)[None], gradient, hessian
 
     def _huber(self, residuals: np.ndarray) -> np.ndarray:
         far = np.abs(residuals)
@@ -220,24 +244,10 @@ class _Problem:
         return np.where(inside, 0.5 * residuals**2, self.delta * (far - 0.5 * self.delta))
 
     def search(self) -> np.ndarray:
-        """The best of many starts, by L-BFGS with analytic derivatives."""
-
-        def value(p: np.ndarray) -> tuple[float, np.ndarray]:
-            residuals, jacobian = self._jacobian(p[None])
-            slope = np.clip(residuals, -self.delta, self.delta)
-            scale = 1.0 / self.delta**2
-            gradient = scale * (slope[..., None] * jacobian).sum(axis=1)[0]
-            return scale * float(self._huber(residuals).sum()), gradient
-
-        bounds = [BOUNDS.get(name, (None, None)) for name in self.free]
-        # Most starts are poor; a few steps of all together show which are worth the rest.
+        """The best of many starts."""
         starts = self._starts()
-        warm = self.refine(starts, np.ones((len(starts), len(self.runs.loss))), steps=15)
-        costs = self._huber(self.residuals(warm)).sum(axis=1)
-        kept = [warm[i] for i in np.argsort(costs)[:6]]
-        found = [minimize(value, p, jac=True, method="L-BFGS-B", bounds=bounds) for p in kept]
-        best = min(found, key=lambda each: each.fun).x
-        return self.refine(best[None], np.ones((1, len(self.runs.loss))))[0]
+        found = self.refine(starts, np.ones((len(starts), len(self.runs.loss))))
+        return found[self._huber(self.residuals(found)).sum(axis=1).argmin()]
 
     def _starts(self) -> np.ndarray:
         least = float(self.runs.loss.min())
@@ -262,31 +272,57 @@ class _Problem:
         }
         return np.unique(np.stack([columns[name] for name in self.free], axis=1), axis=0)
 
-    def refine(self, p: np.ndarray, weights: np.ndarray, steps: int = _STEPS) -> np.ndarray:
-        """Every row of `p` to the minimum of the Huber loss with its row of weights."""
-        low, high = np.array([BOUNDS.get(name, (-np.inf, np.inf)) for name in self.free]).T
-        damping = np.full(len(p), 1e-3)
+    def refine(self, p: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Every row of `p` to a minimum of the Huber loss with its row of weights."""
+        p = np.clip(p, *self._ends)
+        damping, idle = np.full(len(p), 1e-3), np.zeros(len(p), int)
         cost = (weights * self._huber(self.residuals(p))).sum(axis=1)
-        eye = np.eye(len(self.free))
-        for _ in range(steps):
-            residuals, jacobian = self._jacobian(p)
-            weight = weights * np.minimum(1.0, self.delta / np.maximum(np.abs(residuals), 1e-300))
-            weighted = weight[..., None] * jacobian
-            normal = np.swapaxes(weighted, 1, 2) @ jacobian
-            gradient = (weighted * residuals[..., None]).sum(axis=1)
-            scale = np.einsum("bii->bi", normal) + 1e-12
-            damped = normal + damping[:, None, None] * scale[:, None, :] * eye
-            # What a step would push through a bound stays at it.
-            step = -np.linalg.solve(damped, gradient[..., None])[..., 0]
-            tried = np.clip(p + step, low, high)
-            after = (weights * self._huber(self.residuals(tried))).sum(axis=1)
-            better = after < cost
-            p = np.where(better[:, None], tried, p)
-            cost = np.where(better, after, cost)
-            damping = np.clip(np.where(better, damping / 5, damping * 4), 1e-9, 1e9)
-            if (damping >= 1e9).all():
+        for _ in range(_STEPS):
+            (rows,) = np.nonzero(idle < _PATIENCE)
+            if not len(rows):
                 break
+            tried, after = self._step(p[rows], weights[rows], damping[rows])
+            gain = cost[rows] - after
+            better = gain > 0
+            p[rows] = np.where(better[:, None], tried, p[rows])
+            cost[rows] = np.where(better, after, cost[rows])
+            damping[rows] = np.clip(
+                np.where(better, damping[rows] / 5, damping[rows] * 4), 1e-12, 1e6
+            )
+            idle[rows] = np.where(gain > 1e-13 * after, 0, idle[rows] + 1)
         return p
+
+    @property
+    def _ends(self) -> np.ndarray:
+        return np.array([_BOUNDS.get(name, (-np.inf, np.inf)) for name in self.free]).T
+
+    def _step(
+        self, p: np.ndarray, weights: np.ndarray, damping: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The better of a Gauss-Newton step, which finds the valley, and a Newton step, which goes
+        along it; and the costs there. What pushes against a bound stays at it."""
+        (low, high), eye = self._ends, np.eye(len(self.free))
+        residuals, jacobian, hessian = self._derivatives(p)
+        slope = weights * np.clip(residuals, -self.delta, self.delta)
+        gradient = np.einsum("br,bri->bi", slope, jacobian)
+        held = ((p <= low) & (gradient > 0)) | ((p >= high) & (gradient < 0))
+        moves = ~held[:, :, None] & ~held[:, None, :]
+        inside = weights * (np.abs(residuals) <= self.delta)
+        rescaled = weights * self.delta / np.maximum(np.abs(residuals), self.delta)
+        gauss = np.einsum("br,bri,brj->bij", rescaled, jacobian, jacobian)
+        newton = np.einsum("br,bri,brj->bij", inside, jacobian, jacobian)
+        newton += np.einsum("br,brij->bij", slope, hessian)
+        scale = np.einsum("bii->bi", gauss) + 1e-12
+        best, cost = p, np.full(len(p), np.inf)
+        for curvature in (gauss, newton):
+            damped = curvature + damping[:, None, None] * scale[:, None, :] * eye
+            matrix = np.where(moves, damped, eye)
+            step = np.linalg.solve(matrix, np.where(held, 0.0, gradient)[..., None])[..., 0]
+            tried = np.clip(p - np.clip(step, -2.0, 2.0), low, high)
+            after = (weights * self._huber(self.residuals(tried))).sum(axis=1)
+            best = np.where((after < cost)[:, None], tried, best)
+            cost = np.minimum(after, cost)
+        return best, cost
 
     def named(self, p: np.ndarray) -> dict[str, np.ndarray]:
         """A, B, E and the exponents, of N and D as they are counted."""
