@@ -17,6 +17,9 @@ from typing import Any
 assert "qkvflow" not in sys.modules, "imported too early for the shape checks"
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Two threads of NumPy's BLAS (and of PyTorch) that wait for a core which another worker has spin:
+# six decompositions of 64 x 256 were seen to take three seconds and not six milliseconds.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests compile much and compute little: without LLVM's optimisations, compiling costs half.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Lines of source beside every operation of a program, which nobody reads here, are a twelfth of it.

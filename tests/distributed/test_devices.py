@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from on_devices import FEW_DEVICES, MODELS, SHAPE, SOLVERS
+from processes import python
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +20,7 @@ MESHES = {1: "data=1", 2: "fsdp=2", 4: "data=2,tensor=2", 8: "data=2,fsdp=2,tens
 def results(devices: int) -> dict[str, Any]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     script = Path(__file__).with_name("on_devices.py")
-    done = subprocess.run(
-        [sys.executable, str(script), MESHES[devices]],
-        env={**os.environ, "XLA_FLAGS": flags.strip()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python(script, MESHES[devices], XLA_FLAGS=flags.strip())
     assert done.returncode == 0, done.stderr[-2000:]
     # A constraint that the compiler can only meet by copying everything everywhere.
     assert "rematerialization" not in done.stderr

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from processes import Started, start_python
 
 from qkvflow.cli import main
 from qkvflow.distributed.hosts import LOST_SECONDS
@@ -28,7 +29,7 @@ from qkvflow.training import resume, train
 
 pytestmark = pytest.mark.slow
 
-STEPS = 120
+STEPS = 60
 MESH = ("--mesh", "fsdp=2,tensor=2")
 FOUR = ("launch", "-n", "2", "--devices", "2", "--")
 
@@ -44,10 +45,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"""
 model: {{name: standard, d_model: 16, num_steps: 2, num_heads: 2, context: 16, dropout: 0.1}}
 data: {{spec: "file:{folder}/words.txt?split=0.8,0.1,0.1", tokenizer: char}}
-train: {{steps: {STEPS}, batch_size: 4, eval_every: 60, eval_tokens: 512, log_every: 10,
+train: {{steps: {STEPS}, batch_size: 4, eval_every: 30, eval_tokens: 512, log_every: 5,
          steps_per_dispatch: 2}}
 optim: {{warmup: 5, lr: 0.003}}
-checkpoint: {{every: 10, keep: 20}}
+checkpoint: {{every: 5, keep: 20}}
 """
     )
     return path
@@ -61,17 +62,11 @@ def alone(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "qkvflow", *arguments],
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(*arguments: str, **environment: str) -> Started:
+    return start_python("-m", "qkvflow", *arguments, **environment)
 
 
-def finished(process: subprocess.Popen[str]) -> str:
+def finished(process: Started) -> str:
     said, complaints = process.communicate(timeout=600)
     assert process.returncode == 0, complaints[-2000:]
     return said
@@ -99,7 +94,7 @@ def last_step(directory: Path) -> int:
     return max((line["step"] for line in read_lines(directory / "metrics.jsonl")), default=0)
 
 
-def wait_for(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+def wait_for(moment: Callable[[], bool], *processes: Started | subprocess.Popen[str]) -> None:
     while not moment():
         assert all(process.poll() is None for process in processes), "ended too early"
         time.sleep(0.05)
@@ -139,8 +134,8 @@ def test_two_processes_make_the_run_of_one(alone: Path, together: tuple[Path, st
     assert (hardware["processes"], hardware["mesh"], hardware["devices"]) == (2, MESH[1], 4)
     # The first alone talks, and every file is there once.
     assert {line.split()[0] for line in said.splitlines()} == {"[0]"}
-    assert said.count("finished: 120 steps") == 1
-    assert Checkpoints(directory, read_only=True).steps() == list(range(10, STEPS + 1, 10))
+    assert said.count(f"finished: {STEPS} steps") == 1
+    assert Checkpoints(directory, read_only=True).steps() == list(range(5, STEPS + 1, 5))
     np.testing.assert_allclose(
         load_run(directory).model.embedding, load_run(alone).model.embedding, atol=1e-4
     )
@@ -151,11 +146,15 @@ def test_one_is_killed_and_the_run_goes_on(
 ):
     """The launcher names it and stops the other; resumed, the run ends as if never interrupted."""
     directory = tmp_path / "run"
-    process = start(*FOUR, "train", "--config", str(config), "--out", str(directory), *MESH)
+    command = [sys.executable, "-m", "qkvflow", *FOUR, "train", "--config", str(config), *MESH]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [*command, "--out", str(directory)], stdout=pipe, stderr=pipe, text=True
+    )
     assert process.stderr is not None
     announced = process.stderr.readline()
     pids = [int(each) for each in re.findall(r"\d+", announced.partition("(")[2])[:2]]
-    wait_for(lambda: last_step(directory) >= 40, process)
+    wait_for(lambda: last_step(directory) >= 20, process)
     os.kill(pids[1], signal.SIGKILL)
     begin = time.monotonic()
     complaints = process.communicate(timeout=600)[1]
@@ -210,20 +209,20 @@ def test_from_one_process_to_two_and_back(alone: Path, tmp_path: Path):
     directory = tmp_path / "run"
     shutil.copytree(alone, directory)
     (directory / "record.json").unlink()
-    for step in range(70, STEPS + 1, 10):
+    for step in range(35, STEPS + 1, 5):
         shutil.rmtree(directory / "checkpoints" / str(step))
     lines_then = len(lines(directory))
     process = start("launch", "-n", "2", "--", "resume", str(directory), "--no-samples")
-    # It takes the files back to step 60 before it goes on.
+    # It takes the files back to step 30 before it goes on.
     wait_for(lambda: len(lines(directory)) < lines_then, process)
-    wait_for(lambda: last_step(directory) >= 80, process)
+    wait_for(lambda: last_step(directory) >= 35, process)
     process.send_signal(signal.SIGTERM)
     said, complaints = process.communicate(timeout=600)
     assert process.returncode == 143
     assert "mesh data=2 instead of data=1: sums may round differently" in said
     assert complaints.count("the run is saved; continue with 'qkvflow resume") == 1
     stopped = Checkpoints(directory, read_only=True).steps()[-1]
-    assert 80 <= stopped < STEPS
+    assert 35 <= stopped < STEPS
     assert resume(directory)["status"] == "finished"
     assert_close(directory, alone)
 
