@@ -142,7 +142,7 @@ def dead(before: Any, after: Any, config: ModelConfig) -> dict[str, int]:
         jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
     ):
         name = jax.tree_util.keystr(path)
-        still = np.array(old == new)
+        still = np.asarray(old) == np.asarray(new)
         if ".qkv" in name and name.endswith(".bias") and ".embedding" not in name:
             still[..., keys] = False
         if still.any():
