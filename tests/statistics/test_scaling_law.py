@@ -73,7 +73,9 @@ def test_derivatives_and_minima_agree_with_scipy():
     slope = (np.clip(residuals, -1e-2, 1e-2)[..., None] * gradient).sum(axis=1)[0]
     numeric = np.asarray(approx_fprime(away, cost, 1e-7))
     np.testing.assert_allclose(slope, numeric, rtol=1e-3, atol=1e-5)
-    second = approx_fprime(away, lambda p: problem._derivatives(p[None])[1].ravel(), 1e-7)
+    second = np.asarray(
+        approx_fprime(away, lambda p: problem._derivatives(p[None])[1].ravel(), 1e-7)
+    )
     np.testing.assert_allclose(hessian[0], second.reshape(hessian[0].shape), atol=1e-5)
     other = minimize(cost, away, method="Nelder-Mead", options={"maxiter": 6000, "fatol": 1e-14})
     assert cost(best) <= other.fun * (1 + 1e-6)
@@ -94,7 +96,7 @@ def test_the_fits_of_a_bootstrap_are_minima():
         assert cost(p) <= other.fun * (1 + 1e-4)
 
 
-FEW = {"widths": (32, 64, 96), "repeats": (2, 4, 8)}
+FEW: dict[str, Any] = {"widths": (32, 64, 96), "repeats": (2, 4, 8)}
 """A small grid, whose exponents much noise leaves open."""
 
 
