@@ -321,7 +321,7 @@ class _Problem:
             tried = np.clip(p - np.clip(step, -2.0, 2.0), low, high)
             after = (weights * self._huber(self.residuals(tried))).sum(axis=1)
             best = np.where((after < cost)[:, None], tried, best)
-            cost = np.minimum(after, cost)
+            cost = np.fmin(after, cost)
         return best, cost
 
     def named(self, p: np.ndarray) -> dict[str, np.ndarray]:
