@@ -7,6 +7,7 @@ told: options of Python itself, and JAX's variables.
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -146,8 +147,10 @@ class Forked:
         return self.returncode
 
     def send_signal(self, signum: int) -> None:
+        # The server may have waited for it already, and not have said so yet.
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
